@@ -1,0 +1,26 @@
+"""gemma4cfg: a Gemma-4 model, a machine and a few choices in; one explicit sharding plan out.
+
+``load_config``, ``build_plan`` and ``Plan`` are the API; they are imported when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "load_config": "gemma4cfg.config.compose",
+    "build_plan": "gemma4cfg.planner.build",
+    "Plan": "gemma4cfg.plan.records",
+    "UserError": "gemma4cfg.errors",
+}
+
+__all__ = ["Plan", "UserError", "__version__", "build_plan", "load_config"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -1,0 +1,1 @@
+"""The user's surface: YAML and overrides in, one checked ``Config`` out."""

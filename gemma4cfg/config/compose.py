@@ -1,0 +1,119 @@
+"""From a composed Hydra configuration, or from overrides alone, to a checked ``Config``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from gemma4cfg.architecture.checkpoint import Checkpoint, read_checkpoint
+from gemma4cfg.architecture.huggingface import architecture_from_config
+from gemma4cfg.architecture.model import Architecture
+from gemma4cfg.config.catalog import choices, conf_directory, read_choice
+from gemma4cfg.config.schema import Config, Recipe, Settings
+from gemma4cfg.config.sdk import Sdk
+from gemma4cfg.config.target import Target
+from gemma4cfg.decode import decode
+from gemma4cfg.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+AUTO = "auto"
+GROUPS = ("model", "target", "sdk", "recipe")
+FAMILY_ORDER = ("inf2", "trn1", "trn2")
+"""Machine families that ``target=auto`` may choose, in order of preference."""
+
+
+def load_config(overrides: Sequence[str] = ()) -> Config:
+    """Compose ``conf/`` with Hydra overrides (``["model=31b", "tp=8"]``) and check the result.
+
+    Raises ConfigError for an unknown key or choice, a value of the wrong type or range, or an unreadable checkpoint.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    from gemma4cfg.config.messages import translated
+
+    with translated():
+        if GlobalHydra.instance().is_initialized():
+            composed = compose("config", overrides=list(overrides))
+        else:
+            with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+                composed = compose("config", overrides=list(overrides))
+        plain = OmegaConf.to_container(composed, resolve=True)
+    return config_from_plain(plain, overrides)  # type: ignore[arg-type]
+
+
+def config_from_plain(plain: Mapping[str, Any], overrides: Sequence[str]) -> Config:
+    """A composed configuration (plain data, ``hydra`` node left out) as a ``Config``.
+
+    Raises ConfigError naming the key, the value found and what would work; checkpoint headers are read here.
+    """
+    known = {*GROUPS, *(field.name for field in fields(Settings))}
+    for key in plain:
+        if key not in known:
+            raise ConfigError(f"unknown key {key}{did_you_mean(key, known)}")
+    settings = decode(Settings, {key: value for key, value in plain.items() if key not in GROUPS})
+    checkpoint = read_checkpoint(settings.checkpoint) if settings.checkpoint else None
+    published = {architecture.name: architecture for architecture in _every(Architecture, "model")}
+    known_targets = tuple(sorted(_every(Target, "target"), key=_preference))
+    return Config(
+        settings=settings,
+        model=_model(plain["model"], checkpoint, published),
+        targets=_chosen(Target, "target", plain["target"])
+        or tuple(t for t in known_targets if t.family in FAMILY_ORDER),
+        sdks=_chosen(Sdk, "sdk", plain["sdk"]) or _every(Sdk, "sdk"),
+        recipes=_chosen(Recipe, "recipe", plain["recipe"]) or _every(Recipe, "recipe"),
+        checkpoint=checkpoint,
+        known_targets=known_targets,
+        overrides=tuple(overrides),
+        published=published,
+    )
+
+
+def _model(
+    data: Mapping[str, Any], checkpoint: Checkpoint | None, published: Mapping[str, Architecture]
+) -> Architecture:
+    """The architecture under the name of the published model it equals, else ``custom``."""
+    if data.get("name") == AUTO:
+        _refuse_extra_keys("model", data)
+        if checkpoint is None:
+            raise ConfigError(
+                "model=auto takes the model from a checkpoint: add checkpoint=DIR, or name one: model=31b"
+            )
+        architecture = architecture_from_config(checkpoint.config)
+    else:
+        architecture = decode(Architecture, data, "model")
+    for known in published.values():
+        if architecture == known:
+            return replace(known, checkpoint_dtype=architecture.checkpoint_dtype)
+    return replace(architecture, name="custom")
+
+
+def _chosen(kind: type[T], group: str, data: Mapping[str, Any]) -> tuple[T, ...]:
+    """The one choice, or nothing where it is left to the planner."""
+    if data.get("name") != AUTO:
+        return (decode(kind, data, group),)
+    _refuse_extra_keys(group, data)
+    return ()
+
+
+@functools.cache
+def _every(kind: type[T], group: str) -> tuple[T, ...]:
+    return tuple(decode(kind, read_choice(group, name), group) for name in choices(group))
+
+
+def _refuse_extra_keys(group: str, data: Mapping[str, Any]) -> None:
+    for key in data:
+        if key != "name":
+            raise ConfigError(
+                f"{group}.{key} has nothing to act on while {group}=auto: choose one first, e.g. {group}={choices(group)[0]}"
+            )
+
+
+def _preference(target: Target) -> tuple[int, int, int]:
+    """Fewest device bytes, then host memory, then inf2, trn1, trn2; other families last."""
+    family = FAMILY_ORDER.index(target.family) if target.family in FAMILY_ORDER else len(FAMILY_ORDER)
+    return target.device_bytes, target.host_memory_gib, family

@@ -1,0 +1,112 @@
+"""What a user may say, as frozen records: the keys of ``conf/config.yaml`` and of the groups that are choices.
+
+A record's hints and ranges are the schema that a composed configuration is checked against; defaults live in YAML only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gemma4cfg.architecture.checkpoint import Checkpoint
+from gemma4cfg.architecture.model import Architecture
+from gemma4cfg.config.sdk import Sdk
+from gemma4cfg.config.target import Target
+
+Place = Literal["host", "device"]
+Policy = Literal["auto", "split", "group", "replicate", "pad"]
+
+_POSITIVE = {"minimum": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """``policy`` holds for every layer; ``layers`` maps a selector (a layer type, an index, ``first-last``) to a policy."""
+
+    policy: Policy
+    layers: dict[str, Policy]
+    implementation: Literal["auto", "eager", "sdpa"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeChoice:
+    partition: Literal["auto", "intermediate", "experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class LmHeadChoice:
+    partition: Literal["auto", "split", "replicate"]
+
+
+@dataclass(frozen=True, slots=True)
+class PleChoice:
+    partition: Literal["auto", "replicate", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapesChoice:
+    """Tokens, but for ``batch`` (streams). ``kv_dtype: auto`` is the plan's dtype."""
+
+    batch: int = field(metadata=_POSITIVE)
+    prefill_buckets: tuple[int, ...] = field(metadata={"minimum": 2})
+    kv_length: int = field(metadata=_POSITIVE)
+    kv_layout: Literal["linear", "ring"]
+    kv_dtype: str
+    prompt_chunking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadChoice:
+    token_embedding: Place
+    per_layer_embedding: Place
+    per_layer_projection: Place
+    softcap: Place
+    sampling: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How graphs become programs. A field is null where the recipe has no such choice.
+
+    ``api``: v1 or v2 of ModelBuilder. ``placement``: trace's two graphs on one core or on a core each.
+    ``prefill``: where tp_alias runs the prompt.
+    """
+
+    name: Literal["trace", "tp_alias", "model_builder", "vllm"]
+    api: Literal["v1", "v2"] | None = None
+    placement: Literal["one_core", "core_each"] | None = None
+    prefill: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The plain keys, outside the groups that are looked up by name."""
+
+    task: Literal["plan"]
+    tp: int = field(metadata=_POSITIVE)
+    dtype: Literal["auto", "bfloat16", "float32", "float16"]
+    checkpoint: str | None
+    output: str | None
+    attention: AttentionChoice
+    moe: MoeChoice
+    lm_head: LmHeadChoice
+    ple: PleChoice
+    shapes: ShapesChoice
+    offload: OffloadChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a plan is made from. A group left at ``auto`` holds its candidates in order of preference, a chosen one
+    holds itself alone. ``overrides`` are the words the user added, for provenance and to find values never read."""
+
+    settings: Settings
+    model: Architecture
+    targets: tuple[Target, ...]
+    sdks: tuple[Sdk, ...]
+    recipes: tuple[Recipe, ...]
+    checkpoint: Checkpoint | None
+    known_targets: tuple[Target, ...]
+    overrides: tuple[str, ...]
+    published: Mapping[str, Architecture]

@@ -1,0 +1,120 @@
+"""A software release as data: what ``conf/sdk`` and ``conf/failures`` state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gemma4cfg.config.target import Family
+
+Support = Literal["supported", "unsupported", "absent"]
+"""``unsupported``: the interface is there, its vendor no longer answers for it; using it is a warning."""
+
+Effect = Literal["eager_attention", "softcap_on_host", "error", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRange:
+    """Versions from ``minimum`` (included) to ``below`` (not included); null is unbounded."""
+
+    minimum: str | None
+    below: str | None
+
+    def holds(self, version: str) -> bool:
+        parts = version_parts(version)
+        return (self.minimum is None or parts >= version_parts(self.minimum)) and (
+            self.below is None or parts < version_parts(self.below)
+        )
+
+
+def version_parts(version: str) -> tuple[int, ...]:
+    """``"2.23.6484"`` as ``(2, 23, 6484)``; a suffix ends it, so ``"0.27.2rc0"`` is ``(0, 27, 2)``."""
+    parts: list[int] = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if digits:
+            parts.append(int(digits))
+        if digits != part:
+            break
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something published to have failed (or to be slow): on which versions of ``package``, when, and what follows.
+
+    ``when`` names facts of a plan (see ``planner.failures``): a value, a list of values, or ``{minimum:, maximum:}``.
+    """
+
+    what: str
+    package: str
+    versions: VersionRange
+    when: dict[str, Any]
+    effect: Effect
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One interface to the compiler: its support per machine family (a family not named: absent), its default flags."""
+
+    support: dict[str, Support]
+    compiler_flags: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeRule:
+    """A type this release refuses or allows with a warning, and what to take instead."""
+
+    verdict: Literal["refused", "warning"]
+    why: str
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sdk:
+    """A release. ``pins`` are package versions, ``virtual_environment`` the directory name of the image's own."""
+
+    name: str
+    stack: Literal["neuron", "vllm"]
+    families: tuple[Family, ...]
+    default_for: tuple[Family, ...]
+    default_dtype: str
+    pins: dict[str, str]
+    package_index: str | None
+    virtual_environment: str | None
+    apis: dict[str, Api]
+    dtypes: dict[str, DtypeRule]
+    kv_dtypes: dict[str, DtypeRule]
+    estimates: Estimates
+    failures: dict[str, Failure]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedBytes:
+    bytes: int = field(metadata={"minimum": 0})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedRatio:
+    ratio: float = field(metadata={"minimum": 0.0})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Measured constants behind the inexact parts of a budget.
+
+    ``code_per_layer``: device bytes of one graph's instructions per layer. ``spill_per_graph``: scratch that the compiler
+    itself asks for. ``compiler_peak``: host bytes of one compiler process. ``all_ranks_compile``: host bytes to compile all
+    ranks at once, over the bytes of all ranks' weights. ``host_reserve``: what the system keeps of host memory."""
+
+    code_per_layer: SourcedBytes
+    spill_per_graph: SourcedBytes
+    compiler_peak: SourcedBytes
+    all_ranks_compile: SourcedRatio
+    host_reserve: SourcedBytes

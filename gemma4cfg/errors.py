@@ -1,0 +1,37 @@
+"""The errors that are a user's to mend. Anything else that is raised is a defect of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from gemma4cfg.findings import Finding
+
+
+class UserError(Exception):
+    """A configuration, an input or a fit that is wrong (exit code 2).
+
+    ``findings`` are what ``result.json`` records; each says what is wrong and what would work.
+    """
+
+    def __init__(self, message: str, findings: Sequence[Finding] = ()) -> None:
+        super().__init__(message)
+        self.findings = tuple(findings)
+
+
+class ConfigError(UserError):
+    """A key, a value or a combination of values that cannot be: found before anything is planned."""
+
+
+class PlanError(UserError):
+    """A configuration that reads well but has no plan: it does not fit, or the checkpoint contradicts it."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'tp'?"`` when a known word is near ``word``, else the known words (at most twelve)."""
+    known = sorted(set(known))
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    shown = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+    return f"; known: {shown}" if known else ""

@@ -1,0 +1,154 @@
+"""The planner: one configuration in, one plan out, or a message that says what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gemma4cfg.architecture.audit import Audit, audit
+from gemma4cfg.architecture.inventory import EMBEDDING, inventory
+from gemma4cfg.config.schema import Config
+from gemma4cfg.config.target import Target
+from gemma4cfg.errors import ConfigError, PlanError
+from gemma4cfg.findings import Finding, errors_of
+from gemma4cfg.plan.reasons import Reason
+from gemma4cfg.plan.records import Decision, Plan, TurnedDown
+from gemma4cfg.planner.draft import Draft, draft_plan
+from gemma4cfg.planner.finish import finish_plan
+from gemma4cfg.planner.offload import check_offload
+from gemma4cfg.planner.unread import refuse_unread
+
+TP_TO_SUGGEST = (1, 2, 4, 8, 12, 16, 24, 32)
+
+
+def build_plan(config: Config) -> Plan:
+    """The plan of a configuration. Pure: equal configurations give equal plans.
+
+    Raises ConfigError for values that cannot be, PlanError (with findings) where the checkpoint contradicts the model or
+    the plan does not fit, saying what would.
+    """
+    refuse_unread(config.overrides, config.model)
+    check_offload(config.settings.offload, config.model)
+    checked = _audit(config)
+    if errors := errors_of(checked.findings):
+        raise PlanError(_sentences(errors), checked.findings)
+    draft, decision = _choose_target(config, checked.dtypes)
+    return finish_plan(config, draft, decision, checked)
+
+
+def _audit(config: Config) -> Audit:
+    """What the headers say; a tensor that they lack is taken to be stored as the model's configuration declares."""
+    checked = audit(config.model, config.checkpoint) if config.checkpoint else Audit((), {}, "", {})
+    declared = dict.fromkeys(inventory(config.model), checked.dtypes.get(EMBEDDING, config.model.checkpoint_dtype))
+    return replace(checked, dtypes={**declared, **checked.dtypes})
+
+
+def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, Decision]:
+    """The draft on the machine asked for, or on the first candidate where it fits."""
+    asked = len(config.targets) == 1
+    turned_down: list[TurnedDown] = []
+    tp = config.settings.tp
+    last: PlanError | ConfigError | None = None
+    for target in config.targets:
+        if tp > target.cores:
+            detail = f"{target.cores} cores for {tp} ranks"
+            if asked:
+                raise _too_few_cores(config, target)
+            turned_down.append(TurnedDown(target.name, Reason.TOO_FEW_CORES, detail))
+            continue
+        try:
+            draft = draft_plan(config, target, dtypes)
+        except PlanError as error:
+            if asked:
+                raise
+            last = error
+            turned_down.append(TurnedDown(target.name, Reason.DOES_NOT_FIT, str(error)))
+            continue
+        if draft.fits:
+            larger = [
+                TurnedDown(other.name, Reason.LARGER_TARGET, "")
+                for other in config.targets
+                if _after(config, other, target)
+            ]
+            reason = Reason.REQUESTED if asked else Reason.SMALLEST_TARGET
+            return draft, Decision("target", target.name, (*turned_down, *larger), reason, _machine(target))
+        last = _does_not_fit(config, draft, dtypes)
+        if asked:
+            raise last
+        turned_down.append(TurnedDown(target.name, Reason.DOES_NOT_FIT, _figures(draft)))
+    if last is None:
+        most = max(target.cores for target in config.targets)
+        raise ConfigError(f"tp={tp}: no known machine has so many cores (at most {most})")
+    raise last
+
+
+def _after(config: Config, other: Target, target: Target) -> bool:
+    return config.targets.index(other) > config.targets.index(target)
+
+
+def _too_few_cores(config: Config, target: Target) -> ConfigError:
+    tp = config.settings.tp
+    enough = [other.name for other in config.known_targets if other.family == target.family and other.cores >= tp]
+    larger = f"; for tp={tp}: target={enough[0]}" if enough else ""
+    return ConfigError(
+        f"tp={tp}: {target.name} has {target.cores} cores, one a rank{larger}; here: tp={target.cores} or less"
+    )
+
+
+def _does_not_fit(config: Config, draft: Draft, dtypes: Mapping[str, str]) -> PlanError:
+    message = f"{config.model.name} at tp={config.settings.tp} does not fit {draft.target.name}: {_figures(draft)}"
+    would = _what_would_fit(config, draft.target, dtypes)
+    fix = "; ".join(would) if would else "no known machine holds it with these shapes; try a smaller shapes.kv_length"
+    finding = Finding("error", "does_not_fit", None, message, fix)
+    return PlanError(f"{message}. Would fit: {fix}", (*draft.findings, finding))
+
+
+def _figures(draft: Draft) -> str:
+    hbm = draft.budget.hbm_per_rank
+    gib = 2**30
+    text = f"{hbm.total / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available"
+    if hbm.weights > hbm.limit:
+        return f"weights alone are {hbm.weights / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available"
+    parts = {"weights": hbm.weights, "KV": hbm.kv, "scratch": hbm.scratch, "code": hbm.code, "runtime": hbm.runtime}
+    return text + " (" + ", ".join(f"{name} {value / gib:.2f}" for name, value in parts.items()) + ")"
+
+
+def _what_would_fit(config: Config, asked: Target, dtypes: Mapping[str, str]) -> list[str]:
+    """The smallest TP that fits on the machine asked for, then on the smallest other machine, with everything else equal."""
+    found: list[str] = []
+    families = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
+    for only_asked in (True, False):
+        for tp in TP_TO_SUGGEST:
+            candidates = [asked] if only_asked else [target for target in families if target.cores >= tp]
+            target = _first_fit(replace(config, settings=replace(config.settings, tp=tp)), candidates, dtypes)
+            if target:
+                found.append(f"tp={tp} target={target.name}")
+                break
+    return list(dict.fromkeys(found))
+
+
+def _first_fit(config: Config, candidates: list[Target], dtypes: Mapping[str, str]) -> Target | None:
+    too_small = 0
+    for target in candidates:
+        if target.hbm_bytes_per_core <= too_small or target.cores < config.settings.tp:
+            continue  # a core no larger than one that was too small
+        try:
+            if draft_plan(config, target, dtypes).fits:
+                return target
+        except (ConfigError, PlanError):
+            continue
+        too_small = target.hbm_bytes_per_core
+    return None
+
+
+def _machine(target: Target) -> str:
+    price = target.price.on_demand
+    cost = f", {price.usd_per_hour} $/h on demand ({price.date})" if price else ", no price known"
+    return (
+        f"{target.chips} x {target.chip.name}, {target.cores} cores of {target.hbm_bytes_per_core / 2**30:.0f} GiB, "
+        f"host {target.host_memory_gib} GiB{cost}"
+    )
+
+
+def _sentences(findings: tuple[Finding, ...]) -> str:
+    return "\n".join(f"{finding.message}. {finding.fix}" if finding.fix else finding.message for finding in findings)

@@ -1,0 +1,45 @@
+"""How fast it may be: bytes over bandwidth at the efficiency that published ports reach. Always a range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gemma4cfg.config.target import Target
+from gemma4cfg.plan.bytes import ITEM_BYTES
+from gemma4cfg.plan.records import BytesPerToken, Estimate, Shapes, Span
+from gemma4cfg.planner.tensors import PlacedTensor, device_bytes
+
+GATHERED = ("embed_tokens.weight", "embed_tokens_per_layer.weight")
+"""Roles of tables of which a token reads one row."""
+
+
+def plan_estimate(
+    placed: Mapping[str, PlacedTensor], target: Target, shapes: Shapes, dtype: str, kv: int, kv_per_token: int
+) -> Estimate:
+    """``kv``: bytes of one copy of the KV on one rank, all of it read for a token at the full length."""
+    read = sum(device_bytes(tensor, dtype) for tensor in placed.values() if tensor.facts.role not in GATHERED)
+    share, chip = target.chip.bandwidth_efficiency, target.chip
+    decode = {
+        side: shapes.batch * target.bandwidth_per_core * efficiency / (read + kv)
+        for side, efficiency in (("low", share.low), ("high", share.high))
+    }
+    rows = shapes.batch * shapes.prefill_buckets[-1]
+    elements = read / ITEM_BYTES[dtype]
+    compute = 2 * elements * rows / (target.tflops_per_core(dtype) * 1e12)
+    floor = max(read / target.bandwidth_per_core, compute)
+    prefill = chip.prefill_efficiency
+    return Estimate(
+        decode_tokens_per_s=Span(_round(decode["low"]), _round(decode["high"])),
+        prefill_ms=Span(_round(1e3 * floor / prefill.high), _round(1e3 * floor / prefill.low)),
+        bytes_per_token_per_rank=BytesPerToken(weights=read, kv=kv_per_token),
+        basis=(
+            f"decode: {read + kv:,} bytes a step (weights, and KV at full length) over {share.low:.3g}-{share.high:.3g} of "
+            f"{target.bandwidth_per_core:,} bytes/s a core ({share.source}). prefill of {rows} rows: the larger of bytes and "
+            f"operations over the chip's limits, at {prefill.low:.3g}-{prefill.high:.3g} of them ({prefill.source})"
+        ),
+    )
+
+
+def _round(value: float) -> float:
+    """Six significant digits."""
+    return float(f"{value:.6g}")

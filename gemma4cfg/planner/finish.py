@@ -1,0 +1,97 @@
+"""A draft written down: tensors, graphs, calls, provenance and identities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma4cfg import __version__
+from gemma4cfg.architecture.audit import Audit
+from gemma4cfg.config.schema import Config
+from gemma4cfg.plan.encode import digest, placement_id, plan_id, to_plain
+from gemma4cfg.plan.records import FORMAT_VERSION, Decision, Plan
+from gemma4cfg.planner.calls import CallInputs, build_calls, compiler_flags
+from gemma4cfg.planner.draft import Draft
+from gemma4cfg.planner.graphs import GraphInputs, plan_graphs
+from gemma4cfg.planner.layers import plan_numerics
+from gemma4cfg.planner.tensors import tensor_entry
+
+
+def finish_plan(config: Config, draft: Draft, target_decision: Decision, checked: Audit) -> Plan:
+    """The plan of ``draft``; its ids are of the contents that they name."""
+    model, tp = config.model, config.settings.tp
+    numerics = plan_numerics(model)
+    graphs = plan_graphs(
+        GraphInputs(
+            architecture=model,
+            layers=draft.layers,
+            shapes=draft.shapes,
+            dtype=draft.dtype,
+            tp=tp,
+            offload=draft.offload,
+            split_lm_head=draft.split_lm_head,
+            numerics=numerics,
+            recipe=draft.recipe,
+            sdk=draft.sdk,
+            target=draft.target,
+            compiler_flags=compiler_flags(draft.recipe, draft.sdk, draft.target),
+        )
+    )
+    calls = build_calls(
+        CallInputs(
+            recipe=draft.recipe,
+            tp=tp,
+            dtype=draft.dtype,
+            graphs=graphs,
+            shapes=draft.shapes,
+            target=draft.target,
+            sdk=draft.sdk,
+            model=model,
+            kv_slots=sum(layer.kv.writes for layer in draft.layers),
+            host=draft.host,
+        )
+    )
+    fields: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "model": model.name,
+        "target": draft.target.name,
+        "sdk": draft.sdk.name,
+        "recipe": draft.recipe.name,
+        "tp": tp,
+        "dtype": draft.dtype,
+        "weight_copies": draft.copies,
+        "shapes": draft.shapes,
+        "numerics": numerics,
+        "layers": draft.layers,
+        "tensors": {name: tensor_entry(name, tensor, checked.dtypes[name]) for name, tensor in draft.placed.items()},
+        "rank_tensors": draft.feedforward.rank_tensors,
+        "host": draft.host,
+        "graphs": graphs,
+        "calls": calls,
+    }
+    plain = to_plain(fields)
+    return Plan(
+        **fields,
+        plan_id=plan_id(plain),
+        placement_id=placement_id(plain),
+        provenance=_provenance(config, draft, checked),
+        decisions=(target_decision, *draft.decisions),
+        budget=draft.budget,
+        estimate=draft.estimate,
+        findings=(*checked.findings, *draft.findings),
+    )
+
+
+def _provenance(config: Config, draft: Draft, checked: Audit) -> dict[str, Any]:
+    """Where the plan comes from; the only part that may differ between equal plans."""
+    chosen = {"target": draft.target, "sdk": draft.sdk, "recipe": draft.recipe}
+    checkpoint = config.checkpoint
+    return {
+        "gemma4cfg": __version__,
+        "overrides": list(config.overrides),
+        "config_hash": digest({**to_plain(config.settings), **to_plain(chosen), "model": to_plain(config.model)}),
+        "checkpoint": config.settings.checkpoint,
+        "checkpoint_header_hash": checkpoint.header_hash if checkpoint else None,
+        "checkpoint_names": {checked.prefix: "model.language_model."} if checked.prefix else {},
+        "other_modules": to_plain(checked.other_modules),
+        "output": config.settings.output,
+    }

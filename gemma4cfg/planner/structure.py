@@ -1,0 +1,103 @@
+"""Decisions that follow from the model's structure, and what a reader should know about the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemma4cfg.architecture.model import LAYER_TYPES, Architecture, layer_facts
+from gemma4cfg.config.target import Target
+from gemma4cfg.findings import Finding
+from gemma4cfg.plan.reasons import Reason
+from gemma4cfg.plan.records import Budget, Decision, Layer, Shapes, TurnedDown
+from gemma4cfg.planner.heads import HeadLayout
+from gemma4cfg.planner.kv import kv_length_of
+from gemma4cfg.planner.selectors import index_runs
+
+
+def structure_decisions(architecture: Architecture, shapes: Shapes, kv_per_token: int) -> tuple[Decision, ...]:
+    """KV sharing, what V is made of, the layout of the cache, and how a long prompt is run."""
+    layers = layer_facts(architecture)
+    owners: dict[int, list[int]] = {}
+    for layer in layers:
+        if layer.borrows:
+            owners.setdefault(layer.owner, []).append(layer.index)
+    shared = "; ".join(f"layer {owner} is read by {index_runs(readers)}" for owner, readers in owners.items())
+    slots = sum(not layer.borrows for layer in layers)
+    decisions = [
+        Decision(
+            "kv.sharing",
+            "owner",
+            (),
+            Reason.ARCHITECTURE,
+            f"{slots} slots for {len(layers)} layers{'; ' + shared if shared else ''}; only owners write",
+        )
+    ]
+    doubled = [layer.index for layer in layers if layer.value_source == "k_proj"]
+    if doubled:
+        detail = f"layers {index_runs(doubled)}: V is k_proj's output before k_norm and rotary; K and V are kept apart"
+        decisions.append(Decision("kv.value_source", "k_proj", (), Reason.ARCHITECTURE, detail))
+    other = "ring" if shapes.kv_layout == "linear" else "linear"
+    lengths = ", ".join(f"{name}: {length} rows" for name, length in _lengths(architecture, shapes).items())
+    decisions.append(
+        Decision(
+            "kv.layout",
+            shapes.kv_layout,
+            (TurnedDown(other, Reason.NOT_REQUESTED, ""),),
+            Reason.REQUESTED,
+            f"{lengths}; {kv_per_token:,} bytes a token and rank",
+        )
+    )
+    longest = shapes.prefill_buckets[-1]
+    chunking = (
+        f"a prompt over {longest} tokens runs in chunks, each attending to the cache"
+        if shapes.prompt_chunking
+        else f"a prompt over {longest} tokens is refused"
+    )
+    decisions.append(Decision("prompt_chunking", shapes.prompt_chunking, (), Reason.REQUESTED, chunking))
+    return tuple(decisions)
+
+
+def structure_findings(
+    layers: Sequence[Layer], layouts: Sequence[HeadLayout], tp: int, target: Target, budget: Budget
+) -> tuple[Finding, ...]:
+    """Idle ranks, ragged cuts, and a host too small for what it has to do."""
+    findings = []
+    for kind in LAYER_TYPES:
+        idle = next((layouts[layer.index].idle_ranks for layer in layers if layer.type == kind), 0)
+        first = next((layer.index for layer in layers if layer.type == kind), None)
+        if idle:
+            message = f"{idle} of {tp} ranks hold only padding in the attention of {kind} layers"
+            findings.append(
+                Finding("warning", "idle_ranks", first, message, "a TP degree that divides the query heads")
+            )
+    findings += _ragged(layers)
+    host = budget.host
+    gib = 2**30
+    if host.swap:
+        message = f"loading peaks at {host.load_peak / gib:.1f} GiB of host memory and {target.name} has {target.host_memory_gib}"
+        findings.append(Finding("warning", "host_swap", None, message, f"{host.swap / gib:.1f} GiB of swap or more"))
+    if host.compile_peak > host.limit:
+        message = (
+            f"compiling peaks at about {host.compile_peak / gib:.1f} GiB of host memory and {target.name} has "
+            f"{target.host_memory_gib}"
+        )
+        findings.append(Finding("warning", "host_compile", None, message, "compile on a larger host, or with swap"))
+    return tuple(findings)
+
+
+def _lengths(architecture: Architecture, shapes: Shapes) -> dict[str, int]:
+    return {layer.type: kv_length_of(layer, shapes) for layer in layer_facts(architecture)}
+
+
+def _ragged(layers: Sequence[Layer]) -> list[Finding]:
+    """Local widths that do not fill the 128 partitions of a core."""
+    widths: dict[str, int] = {}
+    for layer in layers:
+        widths.setdefault(f"mlp {layer.mlp.intermediate}", layer.mlp.local_intermediate)
+        if layer.moe:
+            widths.setdefault(f"experts {layer.moe.intermediate}", layer.moe.local_intermediate)
+    return [
+        Finding("info", "alignment", None, f"{name}: {width} a rank is no multiple of 128", "")
+        for name, width in widths.items()
+        if width % 128
+    ]

@@ -1,0 +1,44 @@
+"""Values that the user gave and this plan would never read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemma4cfg.architecture.model import Architecture
+from gemma4cfg.config.schema import Recipe
+from gemma4cfg.errors import ConfigError
+
+
+def refuse_unread(overrides: Sequence[str], architecture: Architecture) -> None:
+    """Raises ConfigError for an override about a part that the model does not have."""
+    absent = {
+        "moe.": None if architecture.moe else "experts",
+        "ple.": None if architecture.ple else "per-layer embeddings",
+        "offload.per_layer_embedding": None if architecture.ple else "per-layer embeddings",
+        "offload.per_layer_projection": None if architecture.ple else "per-layer embeddings",
+        "offload.softcap": None if architecture.final_logit_softcap is not None else "softcap on the logits",
+    }
+    for key in _keys(overrides):
+        for prefix, part in absent.items():
+            if part and key.startswith(prefix):
+                raise ConfigError(f"{key} is never read: {architecture.name} has no {part}; leave it out")
+
+
+def refuse_unread_by_stack(overrides: Sequence[str], recipe: Recipe) -> None:
+    """Raises ConfigError for an override that a stack which serves by itself does not take."""
+    if recipe.name != "vllm":
+        return
+    own = (
+        "offload",
+        "attention.implementation",
+        "shapes.prefill_buckets",
+        "shapes.kv_layout",
+        "shapes.prompt_chunking",
+    )
+    for key in _keys(overrides):
+        if key.startswith(own):
+            raise ConfigError(f"{key} is never read: vLLM decides it by itself; leave it out")
+
+
+def _keys(overrides: Sequence[str]) -> list[str]:
+    return [override.lstrip("+~").partition("=")[0] for override in overrides]

@@ -1,0 +1,54 @@
+"""One job: a composed configuration to a directory with ``result.json``, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gemma4cfg.config.compose import config_from_plain
+from gemma4cfg.errors import ConfigError, UserError
+from gemma4cfg.findings import Finding
+from gemma4cfg.plan.encode import to_plain
+from gemma4cfg.tasks import plan
+from gemma4cfg.tasks.files import write_json
+from gemma4cfg.views.terminal import show_refusal
+
+RESULT_FILE = "result.json"
+
+DONE, REFUSED = 0, 2
+"""Exit codes: done; the configuration, an input or the fit is wrong."""
+
+TASKS = {"plan": plan.run}
+
+
+def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Path, console: Console) -> int:
+    """Run the task that ``composed`` names and return its exit code. A user's mistake is recorded, shown and returned,
+    never raised, so that a sweep goes on."""
+    for stale in (plan.PLAN_FILE, RESULT_FILE):
+        (directory / stale).unlink(missing_ok=True)
+    try:
+        config = config_from_plain(composed, overrides)
+        findings = TASKS[config.settings.task](config, directory, console)
+    except UserError as error:
+        refuse(error, directory)
+        return REFUSED
+    write_result(directory, "done", DONE, findings)
+    return DONE
+
+
+def refuse(error: UserError, directory: Path) -> None:
+    """Record a user's mistake in ``result.json`` and say it on standard error."""
+    code = "config" if isinstance(error, ConfigError) else "plan"
+    findings = error.findings or (Finding("error", code, None, str(error), ""),)
+    write_result(directory, "refused", REFUSED, findings)
+    show_refusal(error, Console(stderr=True, highlight=False, soft_wrap=True))
+
+
+def write_result(directory: Path, status: str, exit_code: int, findings: Sequence[Finding]) -> None:
+    """``result.json``: how a job ended."""
+    write_json(
+        directory / RESULT_FILE, {"status": status, "exit_code": exit_code, "findings": to_plain(tuple(findings))}
+    )

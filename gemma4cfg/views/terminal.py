@@ -1,0 +1,199 @@
+"""A plan on the terminal; plain text in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gemma4cfg.errors import UserError
+from gemma4cfg.plan.reasons import Reason
+from gemma4cfg.views.groups import LayerGroup, layer_groups
+from gemma4cfg.views.sizes import billions, gigabytes, model_size
+
+JsonPlan = Mapping[str, Any]
+
+_STYLE = {"error": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def show_plan(plan: JsonPlan, console: Console) -> None:
+    """Print ``plan``: the model, the machine, the layers by kind, each rank's part, the host's, graphs, calls, figures."""
+    _heading(plan, console)
+    _layers(plan, console)
+    _parts(plan, console)
+    _calls(plan, console)
+    _budget(plan, console)
+    _decisions(plan, console)
+    _findings(plan, console)
+
+
+def show_refusal(error: UserError, console: Console) -> None:
+    """Print a user's mistake."""
+    console.print(f"[bold red]error[/] {escape(str(error))}")
+    for finding in error.findings:
+        if finding.severity == "warning":
+            console.print(f"[yellow]warning[/] {escape(finding.message)}")
+
+
+def _heading(plan: JsonPlan, console: Console) -> None:
+    size = model_size(plan)
+    console.print(
+        f"[bold]{plan['model']}[/] on [bold]{plan['target']}[/], tp {plan['tp']}, {plan['dtype']}, "
+        f"{plan['recipe']} ({plan['sdk']})"
+    )
+    console.print(
+        f"  model    {billions(size.total)} parameters; {billions(size.active)} act on a token"
+        + (f", {billions(size.effective)} without tables" if size.effective != size.active else "")
+        + f"; reserved: {gigabytes(size.device_bytes)} on {plan['tp']} ranks, {gigabytes(size.host_bytes)} on the host"
+    )
+    console.print(f"  machine  {_detail(plan, 'target')}")
+    shapes = plan["shapes"]
+    console.print(
+        f"  shapes   batch {shapes['batch']}, prefill {_list(shapes['prefill_buckets'])}, KV {shapes['kv_length']} "
+        f"{shapes['kv_layout']} {shapes['kv_dtype']}"
+    )
+
+
+def _layers(plan: JsonPlan, console: Console) -> None:
+    table = _table(
+        "layers", "type", "heads q/kv x dim", "attention", "a rank holds", "KV a rank", "MLP", "experts / PLE"
+    )
+    for group in layer_groups(plan["layers"]):
+        table.add_row(*_layer_row(group))
+    console.print()
+    console.print(table)
+
+
+def _layer_row(group: LayerGroup) -> tuple[str, ...]:
+    layer = group.layer
+    attention, mlp, moe, ple = layer["attention"], layer["mlp"], layer["moe"], layer["ple"]
+    copies = f" (x{attention['replication']})" if attention["replication"] > 1 else ""
+    extra = []
+    if moe:
+        extra.append(f"{moe['local_experts']} of {moe['experts']} x {moe['local_intermediate']}, top {moe['top_k']}")
+    if ple:
+        extra.append(f"PLE {ple['local_width']} of {ple['width']}")
+    window = f", window {layer['window']}" if layer["window"] else ""
+    return (
+        group.indices,
+        f"{len(group.members)} {layer['type'].removesuffix('_attention')}{window}",
+        f"{layer['q_heads']}/{layer['kv_heads']} x {layer['head_dim']}",
+        f"{attention['mode']}, {attention['implementation']}{', all-reduce' if attention['reduce'] else ''}",
+        f"{attention['local_q_heads']} q, {attention['local_kv_heads']} kv{copies}",
+        _kv(group),
+        f"{mlp['local_intermediate']} of {mlp['intermediate']}",
+        "; ".join(extra) or "-",
+    )
+
+
+def _kv(group: LayerGroup) -> str:
+    kv = group.layer["kv"]
+    if kv["writes"]:
+        source = ", V from k_proj" if group.layer["value_source"] == "k_proj" else ""
+        return f"{'x'.join(map(str, kv['shape']))} {kv['layout']}{source}"
+    return f"reads layer {kv['owner']}"
+
+
+def _parts(plan: JsonPlan, console: Console) -> None:
+    table = _table("host", "tensor", "bytes", "why")
+    for part in plan["host"]:
+        size = gigabytes(part["bytes"]) if part["bytes"] else "-"
+        table.add_row(part["what"], part["tensor"] or "-", size, Reason.sentence_of(part["reason"]))
+    if plan["host"]:
+        console.print()
+        console.print(table)
+    table = _table("graph", "inputs", "outputs", "state", "collectives", "id")
+    for graph in plan["graphs"]:
+        count = graph["collectives"]
+        table.add_row(
+            graph["name"],
+            ", ".join(_port(port) for port in graph["inputs"]),
+            ", ".join(_port(port) for port in graph["outputs"]),
+            f"{len(graph['state'])} tensors",
+            f"{count['all_reduce']} all-reduce, {count['all_gather']} all-gather",
+            graph["id"][:12],
+        )
+    if plan["graphs"]:
+        console.print()
+        console.print(table)
+
+
+def _calls(plan: JsonPlan, console: Console) -> None:
+    table = _table("call", "api", "arguments")
+    for number, call in enumerate(plan["calls"]):
+        arguments = ", ".join(f"{key}={_value(value)}" for key, value in call["args"].items())
+        table.add_row(str(number), call["api"], escape(arguments))
+    console.print()
+    console.print(table)
+
+
+def _budget(plan: JsonPlan, console: Console) -> None:
+    hbm, host, estimate = plan["budget"]["hbm_per_rank"], plan["budget"]["host"], plan["estimate"]
+    table = _table("memory", *(key.replace("_", " ") for key in hbm))
+    table.add_row(
+        "device, a rank", *(f"[bold]{gigabytes(v)}[/]" if k == "total" else gigabytes(v) for k, v in hbm.items())
+    )
+    console.print()
+    console.print(table)
+    console.print("  host  " + ", ".join(f"{key.replace('_', ' ')} {gigabytes(value)}" for key, value in host.items()))
+    decode, prefill = estimate["decode_tokens_per_s"], estimate["prefill_ms"]
+    console.print(
+        f"  speed  {decode['low']:.3g}-{decode['high']:.3g} tokens/s decode, {prefill['low']:.3g}-{prefill['high']:.3g} ms "
+        f"prefill (estimates); {estimate['bytes_per_token_per_rank']['kv']:,} KV bytes a token and rank"
+    )
+
+
+def _decisions(plan: JsonPlan, console: Console) -> None:
+    table = _table("decision", "choice", "because", "detail")
+    for decision in plan["decisions"]:
+        table.add_row(
+            decision["id"], str(decision["choice"]), Reason.sentence_of(decision["reason"]), escape(decision["detail"])
+        )
+    console.print()
+    console.print(table)
+
+
+def _findings(plan: JsonPlan, console: Console) -> None:
+    if plan["findings"]:
+        console.print()
+    for finding in plan["findings"]:
+        style = _STYLE[finding["severity"]]
+        where = f" layer {finding['layer']}:" if finding["layer"] is not None else ""
+        fix = f" -> {finding['fix']}" if finding["fix"] else ""
+        console.print(f"[{style}]{finding['severity']}[/] {finding['code']}:{where} {escape(finding['message'] + fix)}")
+    console.print(f"\nplan {plan['plan_id'][:12]}, placement {plan['placement_id'][:12]}", style="dim")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _detail(plan: JsonPlan, decision_id: str) -> str:
+    return next(str(decision["detail"]) for decision in plan["decisions"] if decision["id"] == decision_id)
+
+
+def _port(port: Mapping[str, Any]) -> str:
+    return f"{port['name']} {'x'.join(map(str, port['shape']))} {port['dtype']}"
+
+
+def _list(values: list[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _value(value: Any) -> str:
+    """An argument in one glance: references as ``@path``."""
+    if isinstance(value, Mapping):
+        if "ref" in value:
+            inner = "".join(f".{v}" for k, v in value.items() if k == "attribute")
+            return f"@{value['ref']}{inner}"
+        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        shown = [_value(item) for item in value[:4]]
+        return "[" + ", ".join(shown) + (f", … {len(value)}]" if len(value) > 4 else "]")
+    return str(value)

@@ -1,0 +1,1 @@
+"""Placements of tensors on ranks and the bytes they mean. Knows nothing of any model."""
