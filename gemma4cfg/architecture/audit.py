@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
-from gemma4cfg.architecture.checkpoint import Checkpoint, StoredTensor
 from gemma4cfg.architecture.comparison import ITEM_BYTES, missing, renamed, unexpected, wrong_shape
 from gemma4cfg.architecture.diagnosis import reconcile
 from gemma4cfg.architecture.inventory import EMBEDDING, LM_HEAD, PREFIX, inventory
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.architecture.part_findings import INCOMPLETE
+from gemma4cfg.architecture.stored import Audit, Checkpoint, StoredTensor
 from gemma4cfg.architecture.stored_dtypes import packed, undeclared
 from gemma4cfg.architecture.wording import counted, gib, some
 from gemma4cfg.findings import Finding
 
 TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
 """Modules beside the text decoder. Their tensors are counted, never planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """``dtypes``: canonical name to dtype as stored, for stored tensors of the inventory. ``prefix`` is what stands in
-    the files for ``model.language_model.``. ``other_modules``: module to ``{"tensors": n, "elements": n}``."""
-
-    findings: tuple[Finding, ...]
-    dtypes: dict[str, str]
-    prefix: str
-    other_modules: dict[str, dict[str, int]]
 
 
 def audit(architecture: Architecture, checkpoint: Checkpoint) -> Audit:

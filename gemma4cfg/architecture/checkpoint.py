@@ -4,44 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gemma4cfg.architecture.part_findings import index_findings, part_findings, size_findings
+from gemma4cfg.architecture.stored import Checkpoint, StoredTensor
 from gemma4cfg.architecture.tied_head import compare_head
 from gemma4cfg.errors import ConfigError
-from gemma4cfg.findings import Finding
 from sharding.errors import ShardingError
 from sharding.files import FormatError, MissingFileError, file_names, file_size, join, json_object, read_bytes
 from sharding.headers import Header, TruncatedError, dtype_name, read_header
 from sharding.parts import checkpoint_parts
 
 _EXAMPLE = "e.g. checkpoint=/models/gemma-4-E2B-it or checkpoint=hf://google/gemma-4-E2B-it"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """``dtype`` as torch spells it (``bfloat16``); ``file`` is the part that holds it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    file: str
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """``tensors`` by the names in the files. ``header_hash`` is SHA-256 over all parts' headers. ``problems`` are what
-    is wrong with the files themselves (absent or truncated parts, an index that disagrees with them).
-    ``head_equals_embedding`` is null where there is no head of its own to compare, and ``head_comparison`` says how
-    much of it was compared."""
-
-    location: str
-    config: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
-    header_hash: str
-    problems: tuple[Finding, ...]
-    head_equals_embedding: bool | None
-    head_comparison: str
 
 
 def read_checkpoint(location: str) -> Checkpoint:

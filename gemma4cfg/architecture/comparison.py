@@ -6,15 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from gemma4cfg.architecture.checkpoint import StoredTensor
 from gemma4cfg.architecture.inventory import LM_HEAD, PREFIX, TensorFacts
+from gemma4cfg.architecture.stored import StoredTensor
 from gemma4cfg.architecture.wording import at_layers, counted
 from gemma4cfg.findings import Finding
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-
-Role = tuple[str, tuple[int, ...]]
-"""A name with ``*`` for the layer, and the layers that have it (none for a tensor of the model)."""
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def missing(facts: Mapping[str, TensorFacts], stored: Mapping[str, StoredTensor], dtype: str) -> list[Finding]:
@@ -39,7 +36,7 @@ def unexpected(names: Iterable[str], stored: Mapping[str, StoredTensor]) -> list
     """One error per role for text-decoder tensors that this architecture does not have."""
     findings = []
     for role, group in by_role(names).items():
-        size = sum(prod(stored[name].shape) * ITEM_BYTES.get(stored[name].dtype, 1) for name in group)
+        size = sum(prod(stored[name].shape) * ITEM_BYTES[stored[name].dtype] for name in group)
         findings.append(
             Finding(
                 "error",

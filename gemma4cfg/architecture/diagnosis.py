@@ -117,21 +117,34 @@ def _sizes(architecture: Architecture, shapes: Shapes) -> list[Proposal]:
 
 
 def _sharing(architecture: Architecture, shapes: Shapes) -> list[Proposal]:
-    """A fine-tune that dropped what borrowers do not read shows which layers borrow."""
+    """Which layers borrow: those with a double-wide MLP, and those whose unread tensors a fine-tune dropped."""
+    layers = range(architecture.layers)
+    wide = (2 * architecture.mlp.intermediate_size, architecture.hidden_size)
+    doubled = [n for n in layers if shapes.get(layer_tensor(n, "mlp.gate_proj.weight")) == wide]
     lacking = [
-        layer.index
-        for layer in layer_facts(architecture)
-        if layer_tensor(layer.index, "self_attn.q_proj.weight") in shapes
-        and not any(layer_tensor(layer.index, role) in shapes for role in BORROWED)
+        n
+        for n in layers
+        if layer_tensor(n, "self_attn.q_proj.weight") in shapes
+        and not any(layer_tensor(n, role) in shapes for role in BORROWED)
     ]
-    count = len(lacking)
-    if count <= architecture.kv_shared_layers or lacking[0] != architecture.layers - count:
+    proposals = []
+    if architecture.mlp.double_wide:
+        proposals += _borrowers(architecture, doubled, "gate_proj of twice intermediate_size")
+    if len(lacking) > architecture.kv_shared_layers:
+        proposals += _borrowers(architecture, lacking, "no k_proj, v_proj, k_norm")
+    return proposals
+
+
+def _borrowers(architecture: Architecture, borrowers: list[int], sign: str) -> list[Proposal]:
+    """That ``borrowers`` are the layers which borrow K/V, if they are the last ones and not what the config says."""
+    count = len(borrowers)
+    if not count or count == architecture.kv_shared_layers or borrowers[0] != architecture.layers - count:
         return []
     message = (
-        f"no k_proj, v_proj, k_norm at {at_layers(lacking)} matches num_kv_shared_layers={count}; "
+        f"{sign} at {at_layers(borrowers)} matches num_kv_shared_layers={count}; "
         f"the config says {architecture.kv_shared_layers}"
     )
-    finding = contradiction("kv_sharing_contradicted", lacking[0], message, {"num_kv_shared_layers": count})
+    finding = contradiction("kv_sharing_contradicted", borrowers[0], message, {"num_kv_shared_layers": count})
     return [Proposal(lambda a: replace(a, kv_shared_layers=count), (finding,))]
 
 

@@ -123,8 +123,8 @@ def _layer_pattern(text: ConfigKeys, layers: int) -> tuple[LayerType, ...]:
         )
     if types[-1] != "full_attention":
         raise ConfigError(
-            f"config.json: {text.prefix}layer_types ends with {types[-1]} (layer {layers - 1}); transformers forces the "
-            "last layer to full_attention, so the list would not say what runs: end it with full_attention"
+            f"config.json: {text.prefix}layer_types ends with {types[-1]} (layer {layers - 1}); transformers forces "
+            "the last layer to full_attention, so the list would not say what runs: end it with full_attention"
         )
     period = next(n for n in range(1, layers + 1) if all(types[i] == types[i % n] for i in range(layers)))
     return tuple(types[:period])

@@ -20,9 +20,8 @@ def near_known(architecture: Architecture, known: Mapping[str, Architecture]) ->
             continue
         differences = _differences(architecture, other)
         shown = "; ".join(f"{key}={mine}, the known value for {name} is {theirs}" for key, mine, theirs in differences)
-        hint = ""
-        if ("max_positions", 131072, 262144) in differences:
-            hint = "; this file looks like the faulty one of June 2026, which some mirrors still serve"
+        wrong_positions = any(key == "max_positions" for key, _, _ in differences)
+        hint = "; such a config.json was published for a while (vllm-project/vllm#39914)" if wrong_positions else ""
         return (
             Finding(
                 "warning",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gemma4cfg.architecture.checkpoint import StoredTensor
+from gemma4cfg.architecture.stored import StoredTensor
 from gemma4cfg.architecture.wording import counted, some
 from gemma4cfg.findings import Finding
 
 SHARDABLE = ("bfloat16", "float16", "float32")
-_SMALL_FLOATS = ("float8", "float6", "float4")
+_SMALL_FLOATS = ("float8_", "float6_", "float4_")
 
 _PACKED_NAMES = frozenset(
     {
@@ -44,7 +44,12 @@ def packed(text: Mapping[str, StoredTensor]) -> list[Finding]:
     types = Counter(text[name].dtype for name in wrong)
     shown = ", ".join(f"{counted(number, 'tensor')} of {dtype}" for dtype, number in sorted(types.items()))
     small = [dtype for dtype in types if dtype.startswith(_SMALL_FLOATS)]
-    kind = f"quantised to {some(small)}" if small else "packed int4/int8"
+    if small:
+        kind = f"quantised to {some(small)}"
+    elif set(types) <= {"float64", "complex64"}:
+        kind = f"stored in {some(types)}"
+    else:
+        kind = "packed int4/int8"
     return [
         Finding(
             "error",

@@ -1,12 +1,19 @@
-"""The choices under ``conf/``, read without composing: candidates for ``auto``, and the published models to name one by."""
+"""The files under ``conf/``, read without composing: candidates for ``auto``, published models to name one by, and the
+facts that machines and releases name (``conf/chip``, ``conf/failures``)."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+
+from gemma4cfg.decode import decode
+from gemma4cfg.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: ten times faster
 
@@ -24,18 +31,32 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_directory() / group).glob("*.yaml") if path.stem != "auto")
 
 
+def choice_hint(group: str, name: str) -> str:
+    """What to take instead of a choice that is none: the nearest, and all of them."""
+    near = did_you_mean(name, choices(group))
+    near = near if "did you mean" in near else ";"
+    return f"{near} choices: {', '.join(choices(group))}"
+
+
 @functools.cache
 def read_choice(group: str, name: str) -> dict[str, Any]:
-    """A choice of a group as Hydra composes it, at a fraction of the cost.
+    """The contents of one file of a group. Raises ConfigError for a name that is none."""
+    path = conf_directory() / group / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{group}={name}: no such choice{choice_hint(group, name)}")
+    data: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    return data
 
-    Of the defaults list it knows the one form our files use: ``/group@key: choice`` puts that choice under ``key``.
-    """
-    text = (conf_directory() / group / f"{name}.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.load(text, Loader=_LOADER) or {}
-    result: dict[str, Any] = {}
-    for entry in data.pop("defaults", ()):
-        if entry != "_self_":
-            ((target, choice),) = entry.items()
-            included, _, key = target.lstrip("/").partition("@")
-            result[key] = read_choice(included, choice)
-    return result | data
+
+def decode_choice(kind: type[T], group: str, data: Mapping[str, Any]) -> T:
+    """``data`` as a record, with what it names put in its place: a machine's chip, a release's published failures."""
+    for key in ("chip", "failures"):
+        if isinstance(name := data.get(key), str):
+            data = {**data, key: read_choice(key, name)}
+    return decode(kind, data, group)
+
+
+@functools.cache
+def every_choice(kind: type[T], group: str) -> tuple[T, ...]:
+    """Every choice of a group as a record, ``auto`` left out, by name."""
+    return tuple(decode_choice(kind, group, read_choice(group, name)) for name in choices(group))

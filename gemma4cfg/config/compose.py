@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from gemma4cfg.architecture.checkpoint import Checkpoint, read_checkpoint
-from gemma4cfg.architecture.huggingface import architecture_from_config
 from gemma4cfg.architecture.model import Architecture
-from gemma4cfg.config.catalog import choices, conf_directory, read_choice
-from gemma4cfg.config.schema import Config, Recipe, Settings
+from gemma4cfg.architecture.stored import Checkpoint
+from gemma4cfg.config.catalog import choices, conf_directory, decode_choice, every_choice
+from gemma4cfg.config.schema import GROUPS, Config, Recipe, Settings
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
 from gemma4cfg.decode import decode
-from gemma4cfg.errors import ConfigError, did_you_mean
+from gemma4cfg.errors import ConfigError
 
 T = TypeVar("T")
 
 AUTO = "auto"
-GROUPS = ("model", "target", "sdk", "recipe")
 FAMILY_ORDER = ("inf2", "trn1", "trn2")
 """Machine families that ``target=auto`` may choose, in order of preference."""
 
@@ -52,25 +49,34 @@ def config_from_plain(plain: Mapping[str, Any], overrides: Sequence[str]) -> Con
     Raises ConfigError naming the key, the value found and what would work; checkpoint headers are read here.
     """
     known = {*GROUPS, *(field.name for field in fields(Settings))}
-    for key in plain:
+    for key, value in plain.items():
         if key not in known:
-            raise ConfigError(f"unknown key {key}{did_you_mean(key, known)}")
+            from gemma4cfg.config.messages import key_hint
+
+            dotted = f"{key}.{next(iter(value))}" if isinstance(value, Mapping) and value else key
+            raise ConfigError(f"unknown key {dotted}{key_hint(dotted)}")
     settings = decode(Settings, {key: value for key, value in plain.items() if key not in GROUPS})
-    checkpoint = read_checkpoint(settings.checkpoint) if settings.checkpoint else None
-    published = {architecture.name: architecture for architecture in _every(Architecture, "model")}
-    known_targets = tuple(sorted(_every(Target, "target"), key=_preference))
+    checkpoint = _read(settings.checkpoint) if settings.checkpoint else None
+    published = {architecture.name: architecture for architecture in every_choice(Architecture, "model")}
+    known_targets = tuple(sorted(every_choice(Target, "target"), key=_preference))
     return Config(
         settings=settings,
         model=_model(plain["model"], checkpoint, published),
         targets=_chosen(Target, "target", plain["target"])
         or tuple(t for t in known_targets if t.family in FAMILY_ORDER),
-        sdks=_chosen(Sdk, "sdk", plain["sdk"]) or _every(Sdk, "sdk"),
-        recipes=_chosen(Recipe, "recipe", plain["recipe"]) or _every(Recipe, "recipe"),
+        sdks=_chosen(Sdk, "sdk", plain["sdk"]) or every_choice(Sdk, "sdk"),
+        recipes=_chosen(Recipe, "recipe", plain["recipe"]) or every_choice(Recipe, "recipe"),
         checkpoint=checkpoint,
         known_targets=known_targets,
         overrides=tuple(overrides),
         published=published,
     )
+
+
+def _read(location: str) -> Checkpoint:
+    from gemma4cfg.architecture.checkpoint import read_checkpoint  # not paid for where there is no checkpoint
+
+    return read_checkpoint(location)
 
 
 def _model(
@@ -83,6 +89,8 @@ def _model(
             raise ConfigError(
                 "model=auto takes the model from a checkpoint: add checkpoint=DIR, or name one: model=31b"
             )
+        from gemma4cfg.architecture.huggingface import architecture_from_config
+
         architecture = architecture_from_config(checkpoint.config)
     else:
         architecture = decode(Architecture, data, "model")
@@ -95,14 +103,9 @@ def _model(
 def _chosen(kind: type[T], group: str, data: Mapping[str, Any]) -> tuple[T, ...]:
     """The one choice, or nothing where it is left to the planner."""
     if data.get("name") != AUTO:
-        return (decode(kind, data, group),)
+        return (decode_choice(kind, group, data),)
     _refuse_extra_keys(group, data)
     return ()
-
-
-@functools.cache
-def _every(kind: type[T], group: str) -> tuple[T, ...]:
-    return tuple(decode(kind, read_choice(group, name), group) for name in choices(group))
 
 
 def _refuse_extra_keys(group: str, data: Mapping[str, Any]) -> None:

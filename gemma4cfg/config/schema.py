@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gemma4cfg.architecture.checkpoint import Checkpoint
 from gemma4cfg.architecture.model import Architecture
+from gemma4cfg.architecture.stored import Checkpoint
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
+
+GROUPS = ("model", "target", "sdk", "recipe")
+"""Groups whose choice may be ``auto``."""
 
 Place = Literal["host", "device"]
 Policy = Literal["auto", "split", "group", "replicate", "pad"]
@@ -25,7 +28,7 @@ class AttentionChoice:
     """``policy`` holds for every layer; ``layers`` maps a selector (a layer type, an index, ``first-last``) to a policy."""
 
     policy: Policy
-    layers: dict[str, Policy]
+    layers: dict[str, Policy] | None
     implementation: Literal["auto", "eager", "sdpa"]
 
 

@@ -40,6 +40,7 @@ class Chip:
     runtime_source: str
     bandwidth_efficiency: Efficiency
     prefill_efficiency: Efficiency
+    tensor_parallel: TensorParallelDegrees | None
     source: str
 
 
@@ -49,6 +50,14 @@ class Efficiency:
 
     low: float = field(metadata={"minimum": 0.0, "maximum": 1.0})
     high: float = field(metadata={"minimum": 0.0, "maximum": 1.0})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelDegrees:
+    """TP degrees that were published as supported, or seen to run."""
+
+    degrees: tuple[int, ...]
     source: str
 
 

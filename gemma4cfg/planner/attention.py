@@ -35,7 +35,7 @@ def choose_layouts(
     Raises ConfigError where the policy asked for is not possible, naming the layer and what is.
     """
     layers = layer_facts(architecture)
-    policies = assign(choice.policy, choice.layers, layers, KEY)
+    policies = assign(choice.policy, choice.layers or {}, layers, KEY)
     chosen: list[HeadLayout] = []
     taken: list[tuple[LayerFacts, Policy]] = []
     for layer in layers:
@@ -43,7 +43,7 @@ def choose_layouts(
         if policies[layer.index] != policy:
             raise ConfigError(
                 f"{KEY}: layer {layer.index} ({policies[layer.index]}) reads the K/V of layer {layer.owner} ({policy}); "
-                f'both need one policy, e.g. {KEY}={{"{layer.owner}": {policy}, "{layer.index}": {policy}}}'
+                f"both need one policy, e.g. {KEY}={{{layer.owner}: {policy}, {layer.index}: {policy}}}"
             )
         mode = _mode(architecture, layers[layer.owner], policy, tp, dtype, shapes)
         chosen.append(layouts(layer.attention.q_heads, layer.attention.kv_heads, tp)[mode])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gemma4cfg.architecture.audit import Audit, audit
 from gemma4cfg.architecture.inventory import EMBEDDING, inventory
+from gemma4cfg.architecture.stored import Audit
 from gemma4cfg.config.schema import Config
 from gemma4cfg.config.target import Target
 from gemma4cfg.errors import ConfigError, PlanError
@@ -38,7 +38,11 @@ def build_plan(config: Config) -> Plan:
 
 def _audit(config: Config) -> Audit:
     """What the headers say; a tensor that they lack is taken to be stored as the model's configuration declares."""
-    checked = audit(config.model, config.checkpoint) if config.checkpoint else Audit((), {}, "", {})
+    checked = Audit((), {}, "", {})
+    if config.checkpoint:
+        from gemma4cfg.architecture.audit import audit  # not paid for where there is no checkpoint
+
+        checked = audit(config.model, config.checkpoint)
     declared = dict.fromkeys(inventory(config.model), checked.dtypes.get(EMBEDDING, config.model.checkpoint_dtype))
     return replace(checked, dtypes={**declared, **checked.dtypes})
 
@@ -114,12 +118,12 @@ def _figures(draft: Draft) -> str:
 
 
 def _what_would_fit(config: Config, asked: Target, dtypes: Mapping[str, str]) -> list[str]:
-    """The smallest TP that fits on the machine asked for, then on the smallest other machine, with everything else equal."""
+    """The smallest TP that fits on the machine asked for, in its family, anywhere; everything else equal."""
     found: list[str] = []
-    families = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
-    for only_asked in (True, False):
+    comparable = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
+    same_family = [target for target in comparable if target.family == asked.family]
+    for candidates in ([asked], same_family, comparable):
         for tp in TP_TO_SUGGEST:
-            candidates = [asked] if only_asked else [target for target in families if target.cores >= tp]
             target = _first_fit(replace(config, settings=replace(config.settings, tp=tp)), candidates, dtypes)
             if target:
                 found.append(f"tp={tp} target={target.name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gemma4cfg.architecture.known import near_known
 from gemma4cfg.config.schema import Config, OffloadChoice, Recipe
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
@@ -63,7 +64,8 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str]) -> Dra
     model, settings, tp = config.model, config.settings, config.settings.tp
     sdk, sdk_decision = choose_sdk(config.sdks, target)
     dtype, dtype_findings, dtype_decision = plan_dtype(settings.dtype, sdk)
-    shapes = plan_shapes(settings.shapes, model, dtype, sdk)
+    remarks = near_known(model, config.published)
+    shapes = plan_shapes(settings.shapes, model, dtype, sdk, remarks)
     offload = ALL_ON_DEVICE if sdk.stack == "vllm" else settings.offload
     layouts, attention_decisions = choose_layouts(model, settings.attention, tp, dtype, shapes)
     feedforward = plan_feedforward(model, settings.moe, settings.ple, tp, dtype)
@@ -123,6 +125,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str]) -> Dra
         *(offload_decisions(offload, model, placed, dtypes, dtype, note) if recipe.name != "vllm" else ()),
     )
     findings = (
+        *remarks,
         *dtype_findings,
         *recipe_findings,
         *implementation_findings,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gemma4cfg.architecture.inventory import LM_HEAD
 from gemma4cfg.config.target import Target
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import BytesPerToken, Estimate, Shapes, Span
 from gemma4cfg.planner.tensors import PlacedTensor, device_bytes
 
 GATHERED = ("embed_tokens.weight", "embed_tokens_per_layer.weight")
-"""Roles of tables of which a token reads one row."""
+"""Roles of tables of which a token reads one row (but all of an embedding that is the head too)."""
 
 
 def plan_estimate(
     placed: Mapping[str, PlacedTensor], target: Target, shapes: Shapes, dtype: str, kv: int, kv_per_token: int
 ) -> Estimate:
     """``kv``: bytes of one copy of the KV on one rank, all of it read for a token at the full length."""
-    read = sum(device_bytes(tensor, dtype) for tensor in placed.values() if tensor.facts.role not in GATHERED)
+    gathered = set(GATHERED) - ({"embed_tokens.weight"} if placed[LM_HEAD].home == "unused" else set())
+    read = sum(device_bytes(tensor, dtype) for tensor in placed.values() if tensor.facts.role not in gathered)
     share, chip = target.chip.bandwidth_efficiency, target.chip
     decode = {
         side: shapes.batch * target.bandwidth_per_core * efficiency / (read + kv)

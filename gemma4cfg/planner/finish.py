@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gemma4cfg import __version__
-from gemma4cfg.architecture.audit import Audit
+from gemma4cfg.architecture.stored import Audit
 from gemma4cfg.config.schema import Config
-from gemma4cfg.plan.encode import digest, placement_id, plan_id, to_plain
+from gemma4cfg.plan.encode import digest, identities, to_plain
 from gemma4cfg.plan.records import FORMAT_VERSION, Decision, Plan
 from gemma4cfg.planner.calls import CallInputs, build_calls, compiler_flags
 from gemma4cfg.planner.draft import Draft
 from gemma4cfg.planner.graphs import GraphInputs, plan_graphs
 from gemma4cfg.planner.layers import plan_numerics
-from gemma4cfg.planner.tensors import tensor_entry
+from gemma4cfg.planner.tensors import tensor_entries
 
 
 def finish_plan(config: Config, draft: Draft, target_decision: Decision, checked: Audit) -> Plan:
@@ -62,17 +62,19 @@ def finish_plan(config: Config, draft: Draft, target_decision: Decision, checked
         "shapes": draft.shapes,
         "numerics": numerics,
         "layers": draft.layers,
-        "tensors": {name: tensor_entry(name, tensor, checked.dtypes[name]) for name, tensor in draft.placed.items()},
+        "tensors": tensor_entries(draft.placed, checked.dtypes),
         "rank_tensors": draft.feedforward.rank_tensors,
         "host": draft.host,
         "graphs": graphs,
         "calls": calls,
     }
-    plain = to_plain(fields)
+    placement_id, plan_id = identities(
+        {key: value if key == "tensors" else to_plain(value) for key, value in fields.items()}
+    )
     return Plan(
         **fields,
-        plan_id=plan_id(plain),
-        placement_id=placement_id(plain),
+        plan_id=plan_id,
+        placement_id=placement_id,
         provenance=_provenance(config, draft, checked),
         decisions=(target_decision, *draft.decisions),
         budget=draft.budget,

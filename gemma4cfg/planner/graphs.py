@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import OffloadChoice, Recipe
@@ -39,14 +39,17 @@ def plan_graphs(given: GraphInputs) -> tuple[Graph, ...]:
     if given.recipe.name == "vllm":
         return ()
     outputs, state, collectives = _outputs(given), _state(given), _collectives(given)
-    common = _identity(given)
+    known: dict[int, Any] = {}
+    common = _identity(given, known)
     rows = {} if given.recipe.prefill == "host" else {f"prefill_{n}": n for n in given.shapes.prefill_buckets}
     graphs = []
     for name, length in {**rows, "decode": 1}.items():
         inputs = _inputs(given, length)
-        kind = "decode" if name == "decode" else "prefill"
+        kind: Literal["prefill", "decode"] = "decode" if name == "decode" else "prefill"
         ports = {"kind": kind, "inputs": inputs, "outputs": outputs, "state": state, "collectives": collectives}
-        graphs.append(Graph(digest({**common, **to_plain(ports)}), name, kind, inputs, outputs, state, collectives))  # type: ignore[arg-type]
+        graphs.append(
+            Graph(digest({**common, **to_plain(ports, known)}), name, kind, inputs, outputs, state, collectives)
+        )
     return tuple(graphs)
 
 
@@ -92,10 +95,10 @@ def _collectives(given: GraphInputs) -> Collectives:
     return Collectives(all_reduce=reduces, all_gather=int(given.split_lm_head and given.tp > 1))
 
 
-def _identity(given: GraphInputs) -> dict[str, Any]:
+def _identity(given: GraphInputs, known: dict[int, Any]) -> dict[str, Any]:
     """What decides a compiled graph besides its own ports. Ranks run one program, so heads are counted, not named."""
     return {
-        "layers": [_local_layer(layer) for layer in given.layers],
+        "layers": [_local_layer(layer, known) for layer in given.layers],
         "numerics": to_plain(given.numerics),
         "vocab_size": given.architecture.vocab_size,
         "tp": given.tp,
@@ -111,8 +114,7 @@ def _identity(given: GraphInputs) -> dict[str, Any]:
     }
 
 
-def _local_layer(layer: Layer) -> dict[str, Any]:
-    plain: dict[str, Any] = to_plain(layer)
-    for heads in ("q_heads_of_rank", "kv_heads_of_rank"):
-        del plain["attention"][heads]
-    return plain
+def _local_layer(layer: Layer, known: dict[int, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = to_plain(layer, known)
+    named = ("q_heads_of_rank", "kv_heads_of_rank")
+    return {**plain, "attention": {key: value for key, value in plain["attention"].items() if key not in named}}

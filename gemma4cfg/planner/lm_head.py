@@ -19,11 +19,7 @@ def plan_lm_head(architecture: Architecture, asked: str, tp: int, dtype: str) ->
         f"{vocab:,} x {hidden}: split {rows * hidden * item:,} bytes a rank and {int(tp > 1)} all-gather"
         + (f" ({padding} rows of padding, {rows} a rank)" if padding else "")
         + f"; replicate {vocab * hidden * item:,} bytes"
-        + (
-            "; tied to the embedding, stored once, on the device as a copy of its own"
-            if architecture.tied_embeddings
-            else ""
-        )
+        + ("; tied: a copy of its own, unless whole beside a whole embedding" if architecture.tied_embeddings else "")
     )
     turned_down = (
         TurnedDown("replicate", Reason.MORE_BYTES, "") if split else TurnedDown("split", Reason.NOT_REQUESTED, "")

@@ -51,10 +51,10 @@ def host_parts(
         for name in names
         if name in placed and placed[name].home == "host"
     ]
-    for what in ("softcap", "sampling"):
-        applies = what == "sampling" or architecture.final_logit_softcap is not None
-        if applies and getattr(offload, what) == "host":
-            parts.append(HostPart(what, None, 0, _reason(what, failure_note).value))  # type: ignore[arg-type]
+    if architecture.final_logit_softcap is not None and offload.softcap == "host":
+        parts.append(HostPart("softcap", None, 0, _reason("softcap", failure_note).value))
+    if offload.sampling == "host":
+        parts.append(HostPart("sampling", None, 0, _reason("sampling", failure_note).value))
     return tuple(parts)
 
 

@@ -24,7 +24,7 @@ def select(selector: str, layers: tuple[LayerFacts, ...], key: str) -> list[int]
     else:
         raise ConfigError(
             f"{key}.{selector}: not a layer type, an index or a run{did_you_mean(selector, LAYER_TYPES)}; "
-            f'e.g. {key}={{full_attention: replicate}} or {key}={{"0-4": pad}}'
+            f"e.g. {key}={{full_attention: replicate}} or {key}={{0-4: pad}}"
         )
     if not found:
         raise ConfigError(f"{key}.{selector} matches none of the layers 0-{len(layers) - 1}")

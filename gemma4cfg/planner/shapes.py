@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import ShapesChoice
 from gemma4cfg.config.sdk import DtypeRule, Sdk
@@ -25,13 +27,15 @@ def plan_dtype(asked: str, sdk: Sdk) -> tuple[str, tuple[Finding, ...], Decision
     )
 
 
-def plan_shapes(choice: ShapesChoice, architecture: Architecture, dtype: str, sdk: Sdk) -> Shapes:
-    """Raises ConfigError for lengths that contradict each other or the model, and for a KV type that is not planned."""
+def plan_shapes(
+    choice: ShapesChoice, architecture: Architecture, dtype: str, sdk: Sdk, remarks: Sequence[Finding]
+) -> Shapes:
+    """``remarks`` are what is odd about the model. Raises ConfigError for lengths that contradict each other or the model, and for a KV type that is not planned."""
     longest = architecture.max_positions
     if choice.kv_length > longest:
         raise ConfigError(
             f"shapes.kv_length={choice.kv_length}: {architecture.name} has positions up to {longest}"
-            f"{_published_positions(architecture)}; e.g. shapes.kv_length={longest}"
+            f"{''.join(f' ({remark.message})' for remark in remarks)}; e.g. shapes.kv_length={longest}"
         )
     buckets = choice.prefill_buckets
     if not buckets:
@@ -56,10 +60,6 @@ def plan_shapes(choice: ShapesChoice, architecture: Architecture, dtype: str, sd
         kv_dtype=kv_dtype,
         prompt_chunking=choice.prompt_chunking,
     )
-
-
-def _published_positions(architecture: Architecture) -> str:
-    return "" if architecture.name != "custom" else " (as its configuration says)"
 
 
 def _dtype_reason(sdk: Sdk, dtype: str) -> Reason:

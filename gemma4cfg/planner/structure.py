@@ -70,11 +70,15 @@ def structure_findings(
             findings.append(
                 Finding("warning", "idle_ranks", first, message, "a TP degree that divides the query heads")
             )
+    known = target.chip.tensor_parallel
+    if known and tp not in known.degrees:
+        message = f"tp={tp} is not among the degrees published for {target.chip.name}: {known.degrees} ({known.source})"
+        findings.append(Finding("warning", "tensor_parallel_degree", None, message, "one of them"))
     findings += _ragged(layers)
     host = budget.host
     gib = 2**30
     if host.swap:
-        message = f"loading peaks at {host.load_peak / gib:.1f} GiB of host memory and {target.name} has {target.host_memory_gib}"
+        message = f"loading peaks at {host.load_peak / gib:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
         findings.append(Finding("warning", "host_swap", None, message, f"{host.swap / gib:.1f} GiB of swap or more"))
     if host.compile_peak > host.limit:
         message = (

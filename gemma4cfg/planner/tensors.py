@@ -27,11 +27,12 @@ from sharding.placement import Placement, Whole, cut_evenly, cut_units, local_el
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor's facts, its home, and its placement where it is on the device."""
+    """A tensor's facts and home; where that is the device, its placement and the elements that one rank holds."""
 
     facts: TensorFacts
     home: str
-    placement: Placement | None
+    placement: Placement | None = None
+    local_elements: int = 0
 
 
 def place_tensors(
@@ -42,46 +43,56 @@ def place_tensors(
     split_lm_head: bool,
     tp: int,
 ) -> dict[str, PlacedTensor]:
-    """Checkpoint name to placed tensor, for the whole inventory."""
+    """Checkpoint name to placed tensor, for the whole inventory.
+
+    A tied head that lies whole beside a whole embedding is that embedding: it has no tensor of its own.
+    """
     on_host = _host_tensors(offload)
+    shared_head = (
+        architecture.tied_embeddings and offload.token_embedding == "device" and not (split_lm_head and tp > 1)
+    )
     place = _Placer(architecture, layouts, feedforward, split_lm_head, tp)
     placed = {}
     for name, facts in inventory(architecture).items():
-        if facts.status == "optional":
-            placed[name] = PlacedTensor(facts, "unused", None)
+        if facts.status == "optional" or (name == LM_HEAD and shared_head):
+            placed[name] = PlacedTensor(facts, "unused")
         elif name in on_host:
-            placed[name] = PlacedTensor(facts, "host", None)
+            placed[name] = PlacedTensor(facts, "host")
         else:
-            placed[name] = PlacedTensor(facts, "device", place(facts))
+            placed[name] = PlacedTensor(facts, "device", *place(facts))
     return placed
 
 
-def tensor_entry(name: str, tensor: PlacedTensor, dtype: str) -> dict[str, Any]:
-    """One value of the plan's ``tensors``; ``dtype`` is the source's."""
-    entry: dict[str, Any] = {
-        "shape": list(tensor.facts.shape),
-        "dtype": dtype,
-        "kind": tensor.facts.kind,
-        "status": tensor.facts.status,
-        "home": tensor.home,
-        "local_name": local_name(name) if tensor.home == "device" else None,
-        "placement": tensor.placement.to_json() if tensor.placement else None,
-    }
-    if tensor.facts.status == "tied":
-        entry["source"] = EMBEDDING
-    return entry
+def tensor_entries(placed: Mapping[str, PlacedTensor], dtypes: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The plan's ``tensors``; ``dtypes`` are the sources'. Equal placements are one object."""
+    known: dict[int, Any] = {}
+    entries = {}
+    for name, tensor in placed.items():
+        placement = tensor.placement
+        if placement is not None and id(placement) not in known:
+            known[id(placement)] = placement.to_json()
+        entries[name] = {
+            "shape": list(tensor.facts.shape),
+            "dtype": dtypes[name],
+            "kind": tensor.facts.kind,
+            "status": tensor.facts.status,
+            "home": tensor.home,
+            "local_name": local_name(name) if tensor.home == "device" else None,
+            "placement": known[id(placement)] if placement is not None else None,
+        }
+        if tensor.facts.status == "tied":
+            entries[name]["source"] = EMBEDDING
+    return entries
 
 
 def local_weight_bytes(placed: Mapping[str, PlacedTensor], dtype: str) -> int:
     """Bytes of checkpoint tensors on one rank, in the plan's ``dtype``."""
-    return sum(device_bytes(tensor, dtype) for tensor in placed.values())
+    return sum(tensor.local_elements for tensor in placed.values()) * ITEM_BYTES[dtype]
 
 
 def device_bytes(tensor: PlacedTensor, dtype: str) -> int:
     """Bytes one rank holds of a tensor; zero off the device."""
-    if tensor.placement is None:
-        return 0
-    return local_elements(tensor.placement, tensor.facts.shape) * ITEM_BYTES[dtype]
+    return tensor.local_elements * ITEM_BYTES[dtype]
 
 
 def stored_bytes(tensor: PlacedTensor, dtype: str) -> int:
@@ -115,13 +126,14 @@ class _Placer:
         self._feedforward = feedforward
         self._split_lm_head = split_lm_head
         self._tp = tp
-        self._known: dict[Any, Placement] = {}
+        self._known: dict[Any, tuple[Placement, int]] = {}
 
-    def __call__(self, facts: TensorFacts) -> Placement:
+    def __call__(self, facts: TensorFacts) -> tuple[Placement, int]:
         layout = self._layouts[facts.layer] if facts.layer is not None else None
-        key = (facts.role, facts.shape, layout)
+        key = (facts.role, facts.shape, id(layout))
         if key not in self._known:
-            self._known[key] = self._place(facts, layout)
+            placement = self._place(facts, layout)
+            self._known[key] = placement, local_elements(placement, facts.shape)
         return self._known[key]
 
     def _place(self, facts: TensorFacts, layout: HeadLayout | None) -> Placement:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gemma4cfg.plan.encode import readable
 
-def write_json(path: Path, plain: Any) -> None:
+
+def write_json(path: Path, plain: Mapping[str, Any]) -> None:
     """Write ``plain`` as JSON under ``path``: beside it first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        beside.write_text(readable(plain), encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

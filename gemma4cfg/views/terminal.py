@@ -20,13 +20,13 @@ _STYLE = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def show_plan(plan: JsonPlan, console: Console) -> None:
-    """Print ``plan``: the model, the machine, the layers by kind, each rank's part, the host's, graphs, calls, figures."""
+    """Print ``plan``: the model, the machine, the layers by kind, decisions, the host's part, graphs, calls, figures."""
     _heading(plan, console)
     _layers(plan, console)
+    _decisions(plan, console)
     _parts(plan, console)
     _calls(plan, console)
     _budget(plan, console)
-    _decisions(plan, console)
     _findings(plan, console)
 
 
@@ -39,7 +39,7 @@ def show_refusal(error: UserError, console: Console) -> None:
 
 
 def _heading(plan: JsonPlan, console: Console) -> None:
-    size = model_size(plan)
+    size, ranks = model_size(plan), "1 rank" if plan["tp"] == 1 else f"{plan['tp']} ranks"
     console.print(
         f"[bold]{plan['model']}[/] on [bold]{plan['target']}[/], tp {plan['tp']}, {plan['dtype']}, "
         f"{plan['recipe']} ({plan['sdk']})"
@@ -47,7 +47,7 @@ def _heading(plan: JsonPlan, console: Console) -> None:
     console.print(
         f"  model    {billions(size.total)} parameters; {billions(size.active)} act on a token"
         + (f", {billions(size.effective)} without tables" if size.effective != size.active else "")
-        + f"; reserved: {gigabytes(size.device_bytes)} on {plan['tp']} ranks, {gigabytes(size.host_bytes)} on the host"
+        + f"; reserved: {gigabytes(size.device_bytes)} on {ranks}, {gigabytes(size.host_bytes)} on the host"
     )
     console.print(f"  machine  {_detail(plan, 'target')}")
     shapes = plan["shapes"]

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from gemma4cfg.config.catalog import choices, conf_directory, read_choice
+from gemma4cfg.config.catalog import choices, conf_directory, decode_choice, read_choice
 from gemma4cfg.config.sdk import Effect, Failure, Sdk, VersionRange, version_parts
 from gemma4cfg.config.target import Chip, Family, Target
 from gemma4cfg.decode import decode
@@ -77,11 +77,11 @@ FAILURES_OF_RELEASES = {
 
 
 def load_target(name: str) -> Target:
-    return decode(Target, read_choice("target", name))
+    return decode_choice(Target, "target", read_choice("target", name))
 
 
 def load_sdk(name: str) -> Sdk:
-    return decode(Sdk, read_choice("sdk", name))
+    return decode_choice(Sdk, "sdk", read_choice("sdk", name))
 
 
 def load_failures() -> dict[str, Failure]:
@@ -98,7 +98,7 @@ SDKS = {name: load_sdk(name) for name in choices("sdk")}
 
 def test_every_target_and_chip_is_in_the_table():
     assert set(choices("target")) == set(TARGETS)
-    assert {read_choice("target", name)["chip"]["name"] for name in TARGETS} == set(choices("chip"))
+    assert {read_choice("target", name)["chip"] for name in TARGETS} == set(choices("chip"))
 
 
 @pytest.mark.parametrize("name", TARGETS)

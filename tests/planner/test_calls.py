@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemma4cfg.architecture.model import Architecture
-from gemma4cfg.config.catalog import read_choice
+from gemma4cfg.config.catalog import decode_choice, read_choice
 from gemma4cfg.config.schema import Recipe
 from gemma4cfg.config.sdk import Api, Sdk
 from gemma4cfg.config.target import Target
@@ -52,11 +52,11 @@ def sdk() -> Sdk:
         "vllm": [],
     }
     apis = {key: Api({"inf2": "supported"}, tuple(words), "") for key, words in flags.items()}
-    return replace(decode(Sdk, read_choice("sdk", "neuron-2.28")), apis=apis, pins={"vllm": "0.27.2rc0"})
+    return replace(decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28")), apis=apis, pins={"vllm": "0.27.2rc0"})
 
 
 def target(lnc: int = 1) -> Target:
-    return replace(decode(Target, read_choice("target", "inf2.8xlarge")), cores_per_logical_core=lnc)
+    return replace(decode_choice(Target, "target", read_choice("target", "inf2.8xlarge")), cores_per_logical_core=lnc)
 
 
 def model() -> Architecture:
@@ -87,9 +87,27 @@ def module(name: str) -> dict[str, Any]:
     return {"module": ref("layers"), "graph": ref(f"graphs/{name}"), "state": "parameter"}
 
 
-def files(tp: int) -> dict[str, Any]:
-    names = [f"tp{rank}_sharded_checkpoint.safetensors" for rank in range(tp)]
-    return {"rank_files": names, "directory": ref("placement_id")}
+def buffers(*graphs: str) -> dict[str, Any]:
+    return {"module": ref("layers"), "graphs": [ref(f"graphs/{name}") for name in graphs], "state": "buffer"}
+
+
+def files(tp: int, names: int | None = None) -> dict[str, Any]:
+    """``names``: the call that returned what every file must hold."""
+    found = {
+        "rank_files": [f"tp{rank}_sharded_checkpoint.safetensors" for rank in range(tp)],
+        "directory": ref("placement_id"),
+    }
+    return found if names is None else {**found, "names": ref(f"calls/{names}", without=ref("graphs/decode/state"))}
+
+
+def on_meta(call: int, module: dict[str, Any], **within: Any) -> Transcript:
+    return [
+        (
+            "neuronx_distributed.utils.model_utils.init_on_device",
+            {"device": "meta", "force_custom_init_on_device": True, **within},
+        ),
+        ("torch.nn.Module.state_dict", {"self": module, "within": ref(f"calls/{call}")}),
+    ]
 
 
 def reshard(tp: int) -> tuple[str, dict[str, Any]]:
@@ -249,13 +267,14 @@ MODEL_BUILDER_V1: Transcript = [
     *added(3, "decode", 0),
     (f"{BUILDER_V1}.ModelBuilder.trace", {"self": ref("calls/0"), "initialize_model_weights": False}),
     ("torch.jit.save", {"m": ref("calls/5"), "f": "model_builder.pt"}),
+    *on_meta(7, module("decode")),
     reshard(2),
     ("torch.jit.load", {"f": "model_builder.pt"}),
     (
         "neuronx_distributed.trace.spmd.NxDModel.initialize",
         {
-            "self": ref("calls/8", attribute="nxd_model"),
-            "checkpoint": files(2),
+            "self": ref("calls/10", attribute="nxd_model"),
+            "checkpoint": files(2, names=8),
             "start_rank_tensor": {"tensor": [0], "dtype": "int32"},
         },
     ),
@@ -267,11 +286,7 @@ MODEL_BUILDER_V2: Transcript = [
     (
         f"{NXD}.ModelBuilder",
         {
-            "model": {
-                "module": ref("layers"),
-                "graphs": [ref("graphs/prefill_4"), ref("graphs/prefill_6"), ref("graphs/decode")],
-                "state": "buffer",
-            },
+            "model": buffers("prefill_4", "prefill_6", "decode"),
             "within": ref("calls/0"),
         },
     ),
@@ -298,10 +313,11 @@ MODEL_BUILDER_V2: Transcript = [
         },
     ),
     (f"{NXD}.NxDModel.save", {"self": ref("calls/5"), "path_to_save": "model_builder.pt", "save_weights": False}),
+    *on_meta(7, buffers("prefill_4", "prefill_6", "decode"), within=ref("calls/0")),
     reshard(8),
     (f"{NXD}.NxDModel.load", {"path_to_model": "model_builder.pt"}),
-    (f"{NXD}.NxDModel.set_weights", {"self": ref("calls/8"), "sharded_checkpoint": files(8)}),
-    (f"{NXD}.NxDModel.to_neuron", {"self": ref("calls/8")}),
+    (f"{NXD}.NxDModel.set_weights", {"self": ref("calls/10"), "sharded_checkpoint": files(8, names=8)}),
+    (f"{NXD}.NxDModel.to_neuron", {"self": ref("calls/10")}),
 ]
 
 MODEL_BUILDER_V2_TRN2: Transcript = [
@@ -309,11 +325,7 @@ MODEL_BUILDER_V2_TRN2: Transcript = [
     (
         f"{NXD}.ModelBuilder",
         {
-            "model": {
-                "module": ref("layers"),
-                "graphs": [ref("graphs/prefill_4"), ref("graphs/decode")],
-                "state": "buffer",
-            },
+            "model": buffers("prefill_4", "decode"),
             "within": ref("calls/0"),
         },
     ),
@@ -340,10 +352,11 @@ MODEL_BUILDER_V2_TRN2: Transcript = [
         },
     ),
     (f"{NXD}.NxDModel.save", {"self": ref("calls/4"), "path_to_save": "model_builder.pt", "save_weights": False}),
+    *on_meta(6, buffers("prefill_4", "decode"), within=ref("calls/0")),
     reshard(4),
     (f"{NXD}.NxDModel.load", {"path_to_model": "model_builder.pt"}),
-    (f"{NXD}.NxDModel.set_weights", {"self": ref("calls/7"), "sharded_checkpoint": files(4)}),
-    (f"{NXD}.NxDModel.to_neuron", {"self": ref("calls/7")}),
+    (f"{NXD}.NxDModel.set_weights", {"self": ref("calls/9"), "sharded_checkpoint": files(4, names=7)}),
+    (f"{NXD}.NxDModel.to_neuron", {"self": ref("calls/9")}),
 ]
 
 VLLM_WORDS = ["--dtype", "float16", "--max-model-len", "8", "--max-num-seqs", "1"]

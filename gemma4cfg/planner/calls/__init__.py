@@ -10,7 +10,8 @@ anew for every ``prompt`` or ``chunk``). Values are plain, or one of these:
   keys.
 - ``{"module": {"ref": "layers"}, "graph": …, "state": …}``: the rank-local module that the plan's layers describe,
   for that graph, its KV held as parameters or as buffers.
-- ``{"rank_files": […], "directory": …}``: the state dict of every rank, read from its file.
+- ``{"rank_files": […], "directory": …, "names": …}``: the state dict of every rank, read from its file; it holds the
+  names that an earlier call returned, ``without`` those of the KV.
 - ``{"tensor": […], "dtype": …}``: a tensor by value;
   ``{"prompt": "input_ids"}``: the prompt's token ids, [batch, tokens].
 

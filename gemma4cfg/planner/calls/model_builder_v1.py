@@ -26,6 +26,7 @@ from gemma4cfg.planner.calls.parts import (
     CallInputs,
     Script,
     aliases,
+    expected_names,
     graph_ref,
     rank_files,
     rank_local_module,
@@ -64,12 +65,13 @@ def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
         )
     executor = script.call(f"{_MODULE}.ModelBuilder.trace", self=builder, initialize_model_weights=False)
     script.call("torch.jit.save", m=executor, f="model_builder.pt")
+    names = expected_names(script, inputs, rank_local_module(inputs.decode))
     reshard(script, inputs)
     loaded = script.call("torch.jit.load", f="model_builder.pt")
     script.call(
         "neuronx_distributed.trace.spmd.NxDModel.initialize",
         self={**loaded, "attribute": "nxd_model"},
-        checkpoint=rank_files(inputs.tp),
+        checkpoint=rank_files(inputs.tp, names),
         start_rank_tensor={"tensor": [0], "dtype": "int32"},
     )
     return script.calls

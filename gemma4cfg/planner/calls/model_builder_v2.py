@@ -18,8 +18,8 @@ What the arguments avoid:
 - saved before anything is loaded, without weights: compiling takes long, needs no device, and must not be lost to a
   load that fails. What is loaded is the saved program, the one that will serve.
 
-``init_on_device("meta")`` is not among the calls: it serves ``shard_checkpoint``, whose place ``sharding.reshard``
-takes; for tracing, the SDK's own examples make the module with real tensors. ``set_weights`` goes before ``to_neuron``
+For tracing the module has real tensors, as in the SDK's own examples; on the meta device it is built once more, only
+for the names that the rank files must hold. ``set_weights`` goes before ``to_neuron``
 (``replace_weights`` would zero the KV); ``NxDModel.load`` gives back the bare ScriptModule where it cannot restore,
 with the same methods.
 """
@@ -30,6 +30,7 @@ from gemma4cfg.plan.records import Call
 from gemma4cfg.planner.calls.parts import (
     CallInputs,
     Script,
+    expected_names,
     graph_ref,
     rank_files,
     ref,
@@ -49,9 +50,10 @@ def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
         **({"lnc_size": lnc} if lnc > 1 else {}),
     )
     graphs = inputs.prefill_first
+    module = {"module": ref("layers"), "graphs": [graph_ref(graph) for graph in graphs], "state": "buffer"}
     builder = script.call(
         "neuronx_distributed.ModelBuilder",
-        model={"module": ref("layers"), "graphs": [graph_ref(graph) for graph in graphs], "state": "buffer"},
+        model=module,
         within=state,
     )
     for graph in graphs:
@@ -71,8 +73,11 @@ def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
         within=state,
     )
     script.call("neuronx_distributed.NxDModel.save", self=compiled, path_to_save="model_builder.pt", save_weights=False)
+    names = expected_names(script, inputs, module, within=state)
     reshard(script, inputs)
     loaded = script.call("neuronx_distributed.NxDModel.load", path_to_model="model_builder.pt")
-    script.call("neuronx_distributed.NxDModel.set_weights", self=loaded, sharded_checkpoint=rank_files(inputs.tp))
+    script.call(
+        "neuronx_distributed.NxDModel.set_weights", self=loaded, sharded_checkpoint=rank_files(inputs.tp, names)
+    )
     script.call("neuronx_distributed.NxDModel.to_neuron", self=loaded)
     return script.calls

@@ -113,12 +113,27 @@ def reshard(script: Script, inputs: CallInputs) -> None:
     )
 
 
-def rank_files(tp: int) -> Value:
-    """Every rank's state dict, by the file names that NxD loads."""
+def rank_files(tp: int, names: Value | None = None) -> Value:
+    """Every rank's state dict, by the file names that NxD loads; ``names``: what each must hold, no more, no less."""
     return {
         "rank_files": [f"tp{rank}_sharded_checkpoint.safetensors" for rank in range(tp)],
         "directory": ref("placement_id"),
+        **({"names": names} if names else {}),
     }
+
+
+def expected_names(script: Script, inputs: CallInputs, module: Value, **within: Value) -> Value:
+    """The names that rank files must hold: those of the module, built on the meta device so that it takes no memory, less
+    its KV. NxD passes over a name that the files lack without a word. Accelerate's version of the context breaks integer
+    Parameters, hence ``force_custom_init_on_device``."""
+    meta = script.call(
+        "neuronx_distributed.utils.model_utils.init_on_device",
+        device="meta",
+        force_custom_init_on_device=True,
+        **within,
+    )
+    names = script.call("torch.nn.Module.state_dict", self=module, within=meta)
+    return {**names, "without": graph_ref(inputs.decode, "state")}
 
 
 def require_one_state(inputs: CallInputs) -> None:
