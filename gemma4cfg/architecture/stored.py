@@ -1,4 +1,4 @@
-"""A checkpoint as its headers say it is, and what an audit finds in it. Records only: ``checkpoint`` reads, ``audit`` compares."""
+"""A checkpoint as its headers say it is, and what an audit finds: records that ``checkpoint`` and ``audit`` fill."""
 
 from __future__ import annotations
 

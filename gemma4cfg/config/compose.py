@@ -86,9 +86,8 @@ def _model(
     if data.get("name") == AUTO:
         _refuse_extra_keys("model", data)
         if checkpoint is None:
-            raise ConfigError(
-                "model=auto takes the model from a checkpoint: add checkpoint=DIR, or name one: model=31b"
-            )
+            names = ", ".join(published)
+            raise ConfigError(f"no model is chosen: model=NAME ({names}), or checkpoint=DIR for the model it holds")
         from gemma4cfg.architecture.huggingface import architecture_from_config
 
         architecture = architecture_from_config(checkpoint.config)

@@ -11,7 +11,7 @@ from typing import get_type_hints
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from gemma4cfg.config.catalog import choice_hint, choices, conf_directory
+from gemma4cfg.config.catalog import choice_hint, choices
 from gemma4cfg.config.schema import GROUPS, Settings
 from gemma4cfg.errors import ConfigError, did_you_mean
 
@@ -32,11 +32,8 @@ def _explain(error: Exception) -> str:
     if match := re.search(r"Could not find '(\w+)/([^']+)'", text):
         group, name = match.groups()
         return f"{group}={name}: no such choice{choice_hint(group, name)}"
-    if match := re.search(r"You must specify '(\w+)'", text):
-        group = match[1]
-        return f"{group} is not chosen; e.g. {group}={choices(group)[0]} ({', '.join(choices(group))})"
     if match := re.search(r"Interpolation key '([^']+)' not found", text):
-        return f"{full_key}: ${{{match[1]}}} refers to nothing{did_you_mean(match[1], _keys())}"
+        return f"{full_key}: ${{{match[1]}}} refers to no key"
     if match := re.search(r"Could not override '([^']+)'", text):
         return f"unknown key {match[1]}{key_hint(match[1])}"
     if match := re.search(r"Key '(\S+)' is not in struct", text):
@@ -56,7 +53,7 @@ def key_hint(key: str) -> str:
 
 def _keys() -> list[str]:
     """Every plain key, dotted, and every group."""
-    keys = [path.name for path in conf_directory().iterdir() if path.is_dir()]
+    keys = [*GROUPS, "experiment"]
     for name, kind in get_type_hints(Settings).items():
         keys.append(name)
         if is_dataclass(kind):

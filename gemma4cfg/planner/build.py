@@ -48,46 +48,30 @@ def _audit(config: Config) -> Audit:
 
 
 def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, Decision]:
-    """The draft on the machine asked for, or on the first candidate where it fits."""
+    """The draft on the machine asked for, or on the first candidate where it fits.
+
+    Raises ConfigError where no machine has the cores, PlanError where it fits none.
+    """
     asked = len(config.targets) == 1
     turned_down: list[TurnedDown] = []
-    tp = config.settings.tp
-    last: PlanError | ConfigError | None = None
-    for target in config.targets:
-        if tp > target.cores:
-            detail = f"{target.cores} cores for {tp} ranks"
+    too_large: list[Draft] = []
+    for position, target in enumerate(config.targets):
+        if config.settings.tp > target.cores:
             if asked:
                 raise _too_few_cores(config, target)
-            turned_down.append(TurnedDown(target.name, Reason.TOO_FEW_CORES, detail))
+            turned_down.append(TurnedDown(target.name, Reason.TOO_FEW_CORES, f"{target.cores} cores"))
             continue
-        try:
-            draft = draft_plan(config, target, dtypes)
-        except PlanError as error:
-            if asked:
-                raise
-            last = error
-            turned_down.append(TurnedDown(target.name, Reason.DOES_NOT_FIT, str(error)))
-            continue
+        draft = draft_plan(config, target, dtypes)
         if draft.fits:
-            larger = [
-                TurnedDown(other.name, Reason.LARGER_TARGET, "")
-                for other in config.targets
-                if _after(config, other, target)
-            ]
+            larger = (TurnedDown(other.name, Reason.LARGER_TARGET, "") for other in config.targets[position + 1 :])
             reason = Reason.REQUESTED if asked else Reason.SMALLEST_TARGET
             return draft, Decision("target", target.name, (*turned_down, *larger), reason, _machine(target))
-        last = _does_not_fit(config, draft, dtypes)
-        if asked:
-            raise last
+        too_large.append(draft)
         turned_down.append(TurnedDown(target.name, Reason.DOES_NOT_FIT, _figures(draft)))
-    if last is None:
+    if not too_large:
         most = max(target.cores for target in config.targets)
-        raise ConfigError(f"tp={tp}: no known machine has so many cores (at most {most})")
-    raise last
-
-
-def _after(config: Config, other: Target, target: Target) -> bool:
-    return config.targets.index(other) > config.targets.index(target)
+        raise ConfigError(f"tp={config.settings.tp}: no known machine has so many cores (at most {most})")
+    raise _does_not_fit(config, max(too_large, key=lambda draft: draft.target.hbm_bytes_per_core), asked, dtypes)
 
 
 def _too_few_cores(config: Config, target: Target) -> ConfigError:
@@ -99,8 +83,9 @@ def _too_few_cores(config: Config, target: Target) -> ConfigError:
     )
 
 
-def _does_not_fit(config: Config, draft: Draft, dtypes: Mapping[str, str]) -> PlanError:
-    message = f"{config.model.name} at tp={config.settings.tp} does not fit {draft.target.name}: {_figures(draft)}"
+def _does_not_fit(config: Config, draft: Draft, asked: bool, dtypes: Mapping[str, str]) -> PlanError:
+    where = f"does not fit {draft.target.name}" if asked else f"fits no known machine; on {draft.target.name}"
+    message = f"{config.model.name} at tp={config.settings.tp} {where}: {_figures(draft)}"
     would = _what_would_fit(config, draft.target, dtypes)
     fix = "; ".join(would) if would else "no known machine holds it with these shapes; try a smaller shapes.kv_length"
     finding = Finding("error", "does_not_fit", None, message, fix)
@@ -110,11 +95,11 @@ def _does_not_fit(config: Config, draft: Draft, dtypes: Mapping[str, str]) -> Pl
 def _figures(draft: Draft) -> str:
     hbm = draft.budget.hbm_per_rank
     gib = 2**30
-    text = f"{hbm.total / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available"
     if hbm.weights > hbm.limit:
         return f"weights alone are {hbm.weights / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available"
     parts = {"weights": hbm.weights, "KV": hbm.kv, "scratch": hbm.scratch, "code": hbm.code, "runtime": hbm.runtime}
-    return text + " (" + ", ".join(f"{name} {value / gib:.2f}" for name, value in parts.items()) + ")"
+    shown = ", ".join(f"{name} {value / gib:.2f}" for name, value in parts.items())
+    return f"{hbm.total / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available ({shown})"
 
 
 def _what_would_fit(config: Config, asked: Target, dtypes: Mapping[str, str]) -> list[str]:

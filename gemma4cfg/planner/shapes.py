@@ -30,7 +30,10 @@ def plan_dtype(asked: str, sdk: Sdk) -> tuple[str, tuple[Finding, ...], Decision
 def plan_shapes(
     choice: ShapesChoice, architecture: Architecture, dtype: str, sdk: Sdk, remarks: Sequence[Finding]
 ) -> Shapes:
-    """``remarks`` are what is odd about the model. Raises ConfigError for lengths that contradict each other or the model, and for a KV type that is not planned."""
+    """``remarks`` are what is odd about the model.
+
+    Raises ConfigError for lengths that contradict each other or the model, and for a KV type that is not planned.
+    """
     longest = architecture.max_positions
     if choice.kv_length > longest:
         raise ConfigError(

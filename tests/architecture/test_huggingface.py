@@ -280,7 +280,7 @@ def test_a_wrong_context_length_is_told() -> None:
     (finding,) = near_known(architecture_from_config(changed("12b", max_position_embeddings=131072)), known_models())
     assert finding.severity == "warning"
     assert "max_positions=131072, the known value for 12b is 262144" in finding.message
-    assert "faulty one of June 2026" in finding.message
+    assert "vllm#39914" in finding.message
 
 
 def test_known_and_unlike_models_are_silent() -> None:

@@ -1,0 +1,72 @@
+"""The command line: an ordinary Hydra application whose user errors are sentences and exit with 2."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from gemma4cfg.config.catalog import conf_directory
+from gemma4cfg.config.messages import translated
+from gemma4cfg.errors import ConfigError
+from gemma4cfg.tasks.job import REFUSED, refuse, run_job
+
+PIPE_WIDTH = 140
+"""Columns where standard output is no terminal."""
+
+
+def main() -> None:
+    """Run from ``sys.argv`` and exit: 0 done, 1 a defect (with its traceback), 2 a user's mistake."""
+    sys.exit(run())
+
+
+def run() -> int:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print what it raises and exit with 1
+    outcomes: list[int] = []
+
+    def job(composed: DictConfig) -> int:
+        context = HydraConfig.get()
+        if context.mode == RunMode.MULTIRUN:
+            gc.enable()  # a sweep is long, see __main__
+        directory = Path(context.runtime.output_dir)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        try:
+            with translated():
+                plain: Any = OmegaConf.to_container(composed, resolve=True)
+        except ConfigError as error:
+            refuse(error, directory)
+            code = REFUSED
+        else:
+            code = run_job(plain, context.overrides.task, directory, console)
+        if context.mode == RunMode.RUN:
+            outcomes.append(code)
+        return code
+
+    application = hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name="config")(job)
+    try:
+        with translated():
+            application()
+    except ConfigError as error:
+        refuse(error, run_directory(sys.argv[1:]))
+        return REFUSED
+    return outcomes[-1] if outcomes else 0
+
+
+def run_directory(arguments: Sequence[str]) -> Path:
+    """Where a run whose configuration cannot be composed records that: the directory it would have had."""
+    from hydra import compose, initialize_config_dir
+
+    own = [argument for argument in arguments if argument.startswith("hydra.")]
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        composed = compose("config", overrides=own, return_hydra_config=True)
+    multirun = {"-m", "--multirun"} & set(arguments)
+    return Path(composed.hydra.sweep.dir if multirun else composed.hydra.run.dir)
