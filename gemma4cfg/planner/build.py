@@ -15,10 +15,9 @@ from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, Plan, TurnedDown
 from gemma4cfg.planner.draft import Draft, draft_plan
 from gemma4cfg.planner.finish import finish_plan
+from gemma4cfg.planner.fit import does_not_fit, figures
 from gemma4cfg.planner.offload import check_offload
 from gemma4cfg.planner.unread import refuse_unread
-
-TP_TO_SUGGEST = (1, 2, 4, 8, 12, 16, 24, 32)
 
 
 def build_plan(config: Config) -> Plan:
@@ -67,11 +66,11 @@ def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, De
             reason = Reason.REQUESTED if asked else Reason.SMALLEST_TARGET
             return draft, Decision("target", target.name, (*turned_down, *larger), reason, _machine(target))
         too_large.append(draft)
-        turned_down.append(TurnedDown(target.name, Reason.DOES_NOT_FIT, _figures(draft)))
+        turned_down.append(TurnedDown(target.name, Reason.DOES_NOT_FIT, figures(draft)))
     if not too_large:
         most = max(target.cores for target in config.targets)
         raise ConfigError(f"tp={config.settings.tp}: no known machine has so many cores (at most {most})")
-    raise _does_not_fit(config, max(too_large, key=lambda draft: draft.target.hbm_bytes_per_core), asked, dtypes)
+    raise does_not_fit(config, max(too_large, key=lambda draft: draft.target.hbm_bytes_per_core), asked, dtypes)
 
 
 def _too_few_cores(config: Config, target: Target) -> ConfigError:
@@ -81,53 +80,6 @@ def _too_few_cores(config: Config, target: Target) -> ConfigError:
     return ConfigError(
         f"tp={tp}: {target.name} has {target.cores} cores, one a rank{larger}; here: tp={target.cores} or less"
     )
-
-
-def _does_not_fit(config: Config, draft: Draft, asked: bool, dtypes: Mapping[str, str]) -> PlanError:
-    where = f"does not fit {draft.target.name}" if asked else f"fits no known machine; on {draft.target.name}"
-    message = f"{config.model.name} at tp={config.settings.tp} {where}: {_figures(draft)}"
-    would = _what_would_fit(config, draft.target, dtypes)
-    fix = "; ".join(would) if would else "no known machine holds it with these shapes; try a smaller shapes.kv_length"
-    finding = Finding("error", "does_not_fit", None, message, fix)
-    return PlanError(f"{message}. Would fit: {fix}", (*draft.findings, finding))
-
-
-def _figures(draft: Draft) -> str:
-    hbm = draft.budget.hbm_per_rank
-    gib = 2**30
-    if hbm.weights > hbm.limit:
-        return f"weights alone are {hbm.weights / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available"
-    parts = {"weights": hbm.weights, "KV": hbm.kv, "scratch": hbm.scratch, "code": hbm.code, "runtime": hbm.runtime}
-    shown = ", ".join(f"{name} {value / gib:.2f}" for name, value in parts.items())
-    return f"{hbm.total / gib:.1f} GiB a core, {hbm.limit / gib:.1f} available ({shown})"
-
-
-def _what_would_fit(config: Config, asked: Target, dtypes: Mapping[str, str]) -> list[str]:
-    """The smallest TP that fits on the machine asked for, in its family, anywhere; everything else equal."""
-    found: list[str] = []
-    comparable = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
-    same_family = [target for target in comparable if target.family == asked.family]
-    for candidates in ([asked], same_family, comparable):
-        for tp in TP_TO_SUGGEST:
-            target = _first_fit(replace(config, settings=replace(config.settings, tp=tp)), candidates, dtypes)
-            if target:
-                found.append(f"tp={tp} target={target.name}")
-                break
-    return list(dict.fromkeys(found))
-
-
-def _first_fit(config: Config, candidates: list[Target], dtypes: Mapping[str, str]) -> Target | None:
-    too_small = 0
-    for target in candidates:
-        if target.hbm_bytes_per_core <= too_small or target.cores < config.settings.tp:
-            continue  # a core no larger than one that was too small
-        try:
-            if draft_plan(config, target, dtypes).fits:
-                return target
-        except (ConfigError, PlanError):
-            continue
-        too_small = target.hbm_bytes_per_core
-    return None
 
 
 def _machine(target: Target) -> str:

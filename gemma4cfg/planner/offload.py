@@ -101,8 +101,12 @@ def _reason(what: str, failure_note: str) -> Reason:
     return Reason.REQUESTED if what == "per_layer_projection" else Reason.GATHER_TABLE
 
 
+def crossing_bytes(architecture: Architecture, dtype: str) -> int:
+    """Bytes a token that go from the host's tables to the device."""
+    return sum(_bytes_per_token(what, architecture, dtype) for what in ("token_embedding", "per_layer_embedding"))
+
+
 def _bytes_per_token(what: str, architecture: Architecture, dtype: str) -> int:
     if what == "token_embedding":
         return architecture.hidden_size * ITEM_BYTES[dtype]
-    assert architecture.ple is not None
-    return architecture.layers * architecture.ple.width * ITEM_BYTES[dtype]
+    return architecture.layers * architecture.ple.width * ITEM_BYTES[dtype] if architecture.ple else 0

@@ -33,9 +33,6 @@ def show_plan(plan: JsonPlan, console: Console) -> None:
 def show_refusal(error: UserError, console: Console) -> None:
     """Print a user's mistake."""
     console.print(f"[bold red]error[/] {escape(str(error))}")
-    for finding in error.findings:
-        if finding.severity == "warning":
-            console.print(f"[yellow]warning[/] {escape(finding.message)}")
 
 
 def _heading(plan: JsonPlan, console: Console) -> None:
