@@ -51,7 +51,7 @@ class Reason(str, Enum):
     NOT_REQUESTED = ("not_requested", "only used when asked for")
     LATER_IN_ORDER = ("later_in_order", "equal bytes and collectives, later in the order of preference")
     HEADS_NOT_DIVISIBLE = ("heads_not_divisible", "a cut would not be whole heads")
-    NOT_NEEDED = ("not_needed", "the heads divide without it")
+    NOT_NEEDED = ("not_needed", "nothing is gained by it here")
     NOT_SUPPORTED = ("not_supported", "this release does not support it on this machine")
     DOES_NOT_FIT = ("does_not_fit", "it does not fit")
     TOO_FEW_CORES = ("too_few_cores", "the machine has fewer cores than ranks")
@@ -59,4 +59,3 @@ class Reason(str, Enum):
     RANK_DEPENDENT = ("rank_dependent", "ranks differ by a tensor of ids")
     DEVICE_WORK = ("device_work", "work on the device that the host does for free")
     LARGER_TARGET = ("larger_target", "a smaller machine is enough")
-    MODEL_NAMED = ("model_named", "the model is not that large or not built that way")

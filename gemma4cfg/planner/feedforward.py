@@ -151,11 +151,9 @@ def _ple_decision(architecture: Architecture, asked: str, tp: int, dtype: str) -
     return Decision(
         id="ple.partition",
         choice="split" if split else "replicate",
-        over=(
-            TurnedDown("replicate", Reason.MORE_BYTES, "")
-            if split
-            else TurnedDown("split", Reason.MORE_COLLECTIVES, ""),
-        ),
-        reason=Reason.REQUESTED if asked != "auto" else Reason.FEWEST_COLLECTIVES,
+        over=(TurnedDown("replicate", Reason.MORE_BYTES, ""),)
+        if split
+        else (TurnedDown("split", Reason.MORE_COLLECTIVES if tp > 1 else Reason.NOT_NEEDED, ""),),
+        reason=Reason.REQUESTED if asked != "auto" else Reason.FEWEST_COLLECTIVES if tp > 1 else Reason.ONLY_OPTION,
         detail=f"gates and projections of {layers} layers: {figures}",
     )

@@ -70,9 +70,10 @@ def _layer_row(group: LayerGroup) -> tuple[str, ...]:
     copies = f" (x{attention['replication']})" if attention["replication"] > 1 else ""
     extra = []
     if moe:
-        extra.append(f"{moe['local_experts']} of {moe['experts']} x {moe['local_intermediate']}, top {moe['top_k']}")
+        width = _share(moe["local_intermediate"], moe["intermediate"])
+        extra.append(f"{_share(moe['local_experts'], moe['experts'])} x {width}, top {moe['top_k']}")
     if ple:
-        extra.append(f"PLE {ple['local_width']} of {ple['width']}")
+        extra.append(f"PLE {_share(ple['local_width'], ple['width'])}")
     window = f", window {layer['window']}" if layer["window"] else ""
     return (
         group.indices,
@@ -81,7 +82,7 @@ def _layer_row(group: LayerGroup) -> tuple[str, ...]:
         f"{attention['mode']}, {attention['implementation']}{', all-reduce' if attention['reduce'] else ''}",
         f"{attention['local_q_heads']} q, {attention['local_kv_heads']} kv{copies}",
         _kv(group),
-        f"{mlp['local_intermediate']} of {mlp['intermediate']}",
+        _share(mlp["local_intermediate"], mlp["intermediate"]),
         "; ".join(extra) or "-",
     )
 
@@ -147,7 +148,10 @@ def _decisions(plan: JsonPlan, console: Console) -> None:
     table = _table("decision", "choice", "because", "detail")
     for decision in plan["decisions"]:
         table.add_row(
-            decision["id"], str(decision["choice"]), Reason.sentence_of(decision["reason"]), escape(decision["detail"])
+            decision["id"],
+            str(decision["choice"]),
+            Reason.sentence_of(decision["reason"]),
+            f"[dim]{escape(decision['detail'])}[/]",
         )
     console.print()
     console.print(table)
@@ -183,14 +187,22 @@ def _list(values: list[int]) -> str:
     return ", ".join(map(str, values))
 
 
+def _share(local: int, whole: int) -> str:
+    return str(whole) if local == whole else f"{local} of {whole}"
+
+
+def _few(shown: list[str]) -> str:
+    """At most six of them, and how many there are."""
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:4], f"… {len(shown)}"])
+
+
 def _value(value: Any) -> str:
     """An argument in one glance: references as ``@path``."""
     if isinstance(value, Mapping):
         if "ref" in value:
             inner = "".join(f".{v}" for k, v in value.items() if k == "attribute")
             return f"@{value['ref']}{inner}"
-        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+        return "{" + _few([f"{key}: {_value(item)}" for key, item in value.items()]) + "}"
     if isinstance(value, list):
-        shown = [_value(item) for item in value[:4]]
-        return "[" + ", ".join(shown) + (f", … {len(value)}]" if len(value) > 4 else "]")
+        return "[" + _few([_value(item) for item in value]) + "]"
     return str(value)
