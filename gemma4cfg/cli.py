@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from gemma4cfg.config.catalog import conf_directory
@@ -26,6 +29,9 @@ PIPE_WIDTH = 140
 
 def main() -> None:
     """Run from ``sys.argv`` and exit: 0 done, 1 a defect (with its traceback), 2 a user's mistake."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal or pipe that is not UTF-8
     sys.exit(run())
 
 
@@ -41,7 +47,7 @@ def run() -> int:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         try:
             with translated():
-                plain: Any = OmegaConf.to_container(composed, resolve=True)
+                plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         except ConfigError as error:
             refuse(error, directory)
             code = REFUSED
@@ -65,8 +71,12 @@ def run_directory(arguments: Sequence[str]) -> Path:
     """Where a run whose configuration cannot be composed records that: the directory it would have had."""
     from hydra import compose, initialize_config_dir
 
-    own = [argument for argument in arguments if argument.startswith("hydra.")]
+    key = "sweep" if {"-m", "--multirun"} & set(arguments) else "run"
+    own = [argument for argument in arguments if argument.startswith(f"hydra.{key}.dir=")]
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        composed = compose("config", overrides=own, return_hydra_config=True)
-    multirun = {"-m", "--multirun"} & set(arguments)
-    return Path(composed.hydra.sweep.dir if multirun else composed.hydra.run.dir)
+        try:
+            composed = compose("config", overrides=own, return_hydra_config=True)
+            return Path(composed.hydra[key].dir)
+        except (HydraException, OmegaConfBaseException):  # the mistake itself
+            composed = compose("config", return_hydra_config=True)
+            return Path(composed.hydra[key].dir)

@@ -39,7 +39,7 @@ def load_config(overrides: Sequence[str] = ()) -> Config:
         else:
             with initialize_config_dir(str(conf_directory()), version_base="1.3"):
                 composed = compose("config", overrides=list(overrides))
-        plain = OmegaConf.to_container(composed, resolve=True)
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     return config_from_plain(plain, overrides)  # type: ignore[arg-type]
 
 
@@ -55,6 +55,10 @@ def config_from_plain(plain: Mapping[str, Any], overrides: Sequence[str]) -> Con
 
             dotted = f"{key}.{next(iter(value))}" if isinstance(value, Mapping) and value else key
             raise ConfigError(f"unknown key {dotted}{key_hint(dotted)}")
+    for group in GROUPS:
+        if not isinstance(plain.get(group), Mapping):
+            named = f"{group}={plain[group]}: not a choice" if group in plain else f"{group} is missing"
+            raise ConfigError(f"{named}; choices of {group}: auto, {', '.join(choices(group))}")
     settings = decode(Settings, {key: value for key, value in plain.items() if key not in GROUPS})
     checkpoint = _read(settings.checkpoint) if settings.checkpoint else None
     published = {architecture.name: architecture for architecture in every_choice(Architecture, "model")}

@@ -89,6 +89,7 @@ class Settings:
     task: Literal["plan"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
+    swap_gib: int = field(metadata={"minimum": 0})
     checkpoint: str | None
     output: str | None
     attention: AttentionChoice

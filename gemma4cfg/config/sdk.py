@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ class VersionRange:
         )
 
 
+@functools.cache
 def version_parts(version: str) -> tuple[int, ...]:
     """``"2.23.6484"`` as ``(2, 23, 6484)``; a suffix ends it, so ``"0.27.2rc0"`` is ``(0, 27, 2)``."""
     parts: list[int] = []

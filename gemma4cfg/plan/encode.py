@@ -55,9 +55,12 @@ def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
+
+
 def canonical(plain: Any) -> str:
     """Canonical JSON: sorted keys, no spaces, non-ASCII as it is."""
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(plain)
 
 
 def readable(plain: Mapping[str, Any]) -> str:
@@ -83,11 +86,11 @@ def identities(plain: Mapping[str, Any]) -> tuple[str, str]:
     """``placement_id`` (of rank files: what lies where, in which type) and ``plan_id`` (of the whole plan, figures and words
     aside). A plan's large parts are encoded once for both."""
     encoded = {key: canonical(value) for key, value in plain.items() if key not in OUTSIDE_PLAN_ID}
-    placement = _digest_of({key: encoded[key] for key in ("tp", "dtype", "tensors", "rank_tensors")})
-    return placement, _digest_of({**encoded, "placement_id": f'"{placement}"'})
+    placement = digest_of({key: encoded[key] for key in ("tp", "dtype", "tensors", "rank_tensors")})
+    return placement, digest_of({**encoded, "placement_id": f'"{placement}"'})
 
 
-def _digest_of(encoded: Mapping[str, str]) -> str:
+def digest_of(encoded: Mapping[str, str]) -> str:
     """SHA-256 of the canonical JSON of an object whose values are canonical JSON already."""
     body = ",".join(f'"{key}":{encoded[key]}' for key in sorted(encoded))
     return hashlib.sha256(f"{{{body}}}".encode()).hexdigest()

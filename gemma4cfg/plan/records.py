@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemma4cfg.architecture.model import LayerType
@@ -273,11 +273,11 @@ class Plan:
     findings: tuple[Finding, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, the contents of ``plan.json``."""
+        """The plan as plain data, the contents of ``plan.json``. It shares ``tensors`` with the plan: not to be changed."""
         from gemma4cfg.plan.encode import to_plain
 
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        plain: dict[str, Any] = to_plain(replace(self, tensors={}))
+        return {**plain, "tensors": self.tensors}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:

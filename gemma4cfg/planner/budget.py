@@ -11,6 +11,7 @@ from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import Budget, HbmBudget, HostBudget, HostPart, Layer, Shapes
+from gemma4cfg.planner.division import Division
 
 SHARD_PEAK = 300 * 2**20
 """The most that streaming a checkpoint into rank files may hold, whatever the model."""
@@ -18,19 +19,16 @@ SHARD_PEAK = 300 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class BudgetInputs:
-    """``weights`` and ``kv``: bytes of one copy on one rank. ``graphs_on_core`` and ``graphs`` (of all cores) own copies
-    where ``copies`` says that they share none."""
+    """``copies`` of weights and KV are on the fullest core, beside ``graphs_on_core`` programs; ``graphs`` counts those of
+    all cores."""
 
     architecture: Architecture
     layers: tuple[Layer, ...]
-    shapes: Shapes
-    dtype: str
+    division: Division
     tp: int
     recipe: Recipe
     sdk: Sdk
     target: Target
-    weights: int
-    kv: int
     copies: int
     graphs_on_core: int
     graphs: int
@@ -40,8 +38,8 @@ class BudgetInputs:
 def plan_budget(given: BudgetInputs) -> Budget:
     """Device and host bytes, and where each inexact figure comes from."""
     estimates = given.sdk.estimates
-    weights, kv = given.weights * given.copies, given.kv * given.copies
-    scratch = activation_bytes(given.architecture, given.layers, given.shapes, given.dtype)
+    weights, kv = given.division.weights * given.copies, given.division.kv * given.copies
+    scratch = activation_bytes(given.architecture, given.layers, given.division.shapes, given.division.dtype)
     scratch += estimates.spill_per_graph.bytes * given.graphs_on_core
     code = estimates.code_per_layer.bytes * len(given.layers) * given.graphs_on_core
     runtime = given.target.chip.runtime_bytes_per_core * given.target.cores_per_logical_core
@@ -82,7 +80,7 @@ def activation_bytes(architecture: Architecture, layers: Iterable[Layer], shapes
 
 def _host(given: BudgetInputs) -> HostBudget:
     tables = sum(part.bytes for part in given.host)
-    load_peak = given.weights * _loaded_copies(given) + tables
+    load_peak = given.division.weights * _loaded_copies(given) + tables
     reserve = given.sdk.estimates.host_reserve.bytes
     return HostBudget(
         shard_peak=SHARD_PEAK,
@@ -106,8 +104,8 @@ def _compile_peak(given: BudgetInputs) -> int:
     if given.recipe.name == "vllm":
         return 0
     if given.recipe.name == "tp_alias":
-        return int(given.weights * given.tp * estimates.all_ranks_compile.ratio)
-    return given.weights + estimates.compiler_peak.bytes * given.graphs
+        return int(given.division.weights * given.tp * estimates.all_ranks_compile.ratio)
+    return given.division.weights + estimates.compiler_peak.bytes * given.graphs
 
 
 def _compile_basis(given: BudgetInputs) -> str:

@@ -13,6 +13,7 @@ from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding, errors_of
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, Plan, TurnedDown
+from gemma4cfg.planner.division import Divider
 from gemma4cfg.planner.draft import Draft, draft_plan
 from gemma4cfg.planner.finish import finish_plan
 from gemma4cfg.planner.fit import does_not_fit, figures
@@ -51,7 +52,7 @@ def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, De
 
     Raises ConfigError where no machine has the cores, PlanError where it fits none.
     """
-    asked = len(config.targets) == 1
+    asked, divide = len(config.targets) == 1, Divider(config)
     turned_down: list[TurnedDown] = []
     too_large: list[Draft] = []
     for position, target in enumerate(config.targets):
@@ -60,7 +61,7 @@ def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, De
                 raise _too_few_cores(config, target)
             turned_down.append(TurnedDown(target.name, Reason.TOO_FEW_CORES, f"{target.cores} cores"))
             continue
-        draft = draft_plan(config, target, dtypes)
+        draft = draft_plan(config, target, dtypes, divide)
         if draft.fits:
             larger = (TurnedDown(other.name, Reason.LARGER_TARGET, "") for other in config.targets[position + 1 :])
             reason = Reason.REQUESTED if asked else Reason.SMALLEST_TARGET

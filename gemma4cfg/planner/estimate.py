@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from gemma4cfg.architecture.inventory import LM_HEAD
 from gemma4cfg.config.target import Target
 from gemma4cfg.plan.bytes import ITEM_BYTES
-from gemma4cfg.plan.records import BytesPerToken, Estimate, Shapes, Span
-from gemma4cfg.planner.tensors import PlacedTensor, device_bytes
-
-GATHERED = ("embed_tokens.weight", "embed_tokens_per_layer.weight")
-"""Roles of tables of which a token reads one row (but all of an embedding that is the head too)."""
+from gemma4cfg.plan.records import BytesPerToken, Estimate, Span
+from gemma4cfg.planner.division import Division
 
 
-def plan_estimate(
-    placed: Mapping[str, PlacedTensor], target: Target, shapes: Shapes, dtype: str, kv: int, kv_per_token: int
-) -> Estimate:
-    """``kv``: bytes of one copy of the KV on one rank, all of it read for a token at the full length."""
-    gathered = set(GATHERED) - ({"embed_tokens.weight"} if placed[LM_HEAD].home == "unused" else set())
-    read = sum(device_bytes(tensor, dtype) for tensor in placed.values() if tensor.facts.role not in gathered)
+def plan_estimate(division: Division, target: Target) -> Estimate:
+    """Decode reads the weights once a step for all streams, and all of the KV: the slowest it gets."""
+    shapes, dtype = division.shapes, division.dtype
+    read, step = division.weights_read, division.weights_read + division.kv
     share, chip = target.chip.bandwidth_efficiency, target.chip
     decode = {
-        side: shapes.batch * target.bandwidth_per_core * efficiency / (read + kv)
+        side: shapes.batch * target.bandwidth_per_core * efficiency / step
         for side, efficiency in (("low", share.low), ("high", share.high))
     }
     rows = shapes.batch * shapes.prefill_buckets[-1]
@@ -33,9 +25,9 @@ def plan_estimate(
     return Estimate(
         decode_tokens_per_s=Span(_round(decode["low"]), _round(decode["high"])),
         prefill_ms=Span(_round(1e3 * floor / prefill.high), _round(1e3 * floor / prefill.low)),
-        bytes_per_token_per_rank=BytesPerToken(weights=read, kv=kv_per_token),
+        bytes_per_token_per_rank=BytesPerToken(weights=read, kv=division.kv_per_token),
         basis=(
-            f"decode: {read + kv:,} bytes a step (weights, and KV at full length) over {share.low:.3g}-{share.high:.3g} of "
+            f"decode: {step:,} bytes a step (weights, and KV at full length) over {share.low:.3g}-{share.high:.3g} of "
             f"{target.bandwidth_per_core:,} bytes/s a core ({share.source}). prefill of {rows} rows: the larger of bytes and "
             f"operations over the chip's limits, at {prefill.low:.3g}-{prefill.high:.3g} of them ({prefill.source})"
         ),

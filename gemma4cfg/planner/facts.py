@@ -6,33 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemma4cfg.architecture.model import Architecture, layer_facts
-from gemma4cfg.config.schema import OffloadChoice, Recipe
+from gemma4cfg.config.schema import Recipe
 from gemma4cfg.config.target import Target
-from gemma4cfg.plan.records import Shapes
-from gemma4cfg.planner.feedforward import Feedforward
+from gemma4cfg.planner.division import Division
 from gemma4cfg.planner.heads import HeadLayout
 
 
 def plan_facts(
-    architecture: Architecture,
-    target: Target,
-    recipe: Recipe,
-    dtype: str,
-    shapes: Shapes,
-    offload: OffloadChoice,
-    split_lm_head: bool,
-    feedforward: Feedforward,
-    tp: int,
-    graphs_per_core: int,
+    architecture: Architecture, target: Target, recipe: Recipe, division: Division, tp: int, graphs_per_core: int
 ) -> dict[str, Any]:
     """Facts of the whole plan. ``prefill_rows`` is ``last``: our graphs select a stream's last row before the head."""
+    shapes, offload, moe = division.shapes, division.offload, division.feedforward.moe
     return {
         "model": architecture.name,
         "family": target.family,
         "recipe": recipe.name,
         "api": recipe.api,
         "tp": tp,
-        "dtype": dtype,
+        "dtype": division.dtype,
         "kv_dtype": shapes.kv_dtype,
         "batch": shapes.batch,
         "kv_length": shapes.kv_length,
@@ -40,7 +31,7 @@ def plan_facts(
         "prefill_rows": "last",
         "has_ple": architecture.ple is not None,
         "has_moe": architecture.moe is not None,
-        "moe_partition": feedforward.moe.partition if feedforward.moe else None,
+        "moe_partition": moe.partition if moe else None,
         "has_kv_sharing": architecture.kv_shared_layers > 0,
         "hidden_size": architecture.hidden_size,
         "vocab_size": architecture.vocab_size,
@@ -48,7 +39,7 @@ def plan_facts(
         "sampling_home": offload.sampling,
         "token_embedding_home": offload.token_embedding,
         "per_layer_embedding_home": offload.per_layer_embedding if architecture.ple else "none",
-        "lm_head_partition": "split" if split_lm_head else "replicate",
+        "lm_head_partition": "split" if division.split_lm_head else "replicate",
         "kv_layout": shapes.kv_layout,
         "graphs_per_core": graphs_per_core,
         "layers": architecture.layers,

@@ -18,31 +18,33 @@ from gemma4cfg.planner.tensors import tensor_entries
 
 def finish_plan(config: Config, draft: Draft, target_decision: Decision, checked: Audit) -> Plan:
     """The plan of ``draft``; its ids are of the contents that they name."""
-    model, tp = config.model, config.settings.tp
+    model, tp, division = config.model, config.settings.tp, draft.division
     numerics = plan_numerics(model)
+    known: dict[int, Any] = {}
     graphs = plan_graphs(
         GraphInputs(
             architecture=model,
             layers=draft.layers,
-            shapes=draft.shapes,
-            dtype=draft.dtype,
+            shapes=division.shapes,
+            dtype=division.dtype,
             tp=tp,
-            offload=draft.offload,
-            split_lm_head=draft.split_lm_head,
+            offload=division.offload,
+            split_lm_head=division.split_lm_head,
             numerics=numerics,
             recipe=draft.recipe,
             sdk=draft.sdk,
             target=draft.target,
             compiler_flags=compiler_flags(draft.recipe, draft.sdk, draft.target),
-        )
+        ),
+        known,
     )
     calls = build_calls(
         CallInputs(
             recipe=draft.recipe,
             tp=tp,
-            dtype=draft.dtype,
+            dtype=division.dtype,
             graphs=graphs,
-            shapes=draft.shapes,
+            shapes=division.shapes,
             target=draft.target,
             sdk=draft.sdk,
             model=model,
@@ -57,19 +59,19 @@ def finish_plan(config: Config, draft: Draft, target_decision: Decision, checked
         "sdk": draft.sdk.name,
         "recipe": draft.recipe.name,
         "tp": tp,
-        "dtype": draft.dtype,
+        "dtype": division.dtype,
         "weight_copies": draft.copies,
-        "shapes": draft.shapes,
+        "shapes": division.shapes,
         "numerics": numerics,
         "layers": draft.layers,
-        "tensors": tensor_entries(draft.placed, checked.dtypes),
-        "rank_tensors": draft.feedforward.rank_tensors,
+        "tensors": tensor_entries(division.placed, checked.dtypes),
+        "rank_tensors": division.feedforward.rank_tensors,
         "host": draft.host,
         "graphs": graphs,
         "calls": calls,
     }
     placement_id, plan_id = identities(
-        {key: value if key == "tensors" else to_plain(value) for key, value in fields.items()}
+        {key: value if key == "tensors" else to_plain(value, known) for key, value in fields.items()}
     )
     return Plan(
         **fields,

@@ -10,6 +10,7 @@ from gemma4cfg.config.schema import Config
 from gemma4cfg.config.target import Target
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
+from gemma4cfg.planner.division import Divider
 from gemma4cfg.planner.draft import Draft, draft_plan
 from gemma4cfg.planner.offload import crossing_bytes
 
@@ -47,7 +48,7 @@ def _what_would_fit(config: Config, draft: Draft, dtypes: Mapping[str, str]) -> 
     found: list[str] = []
     tables = replace(config.settings.offload, token_embedding="host", per_layer_embedding="host")
     if tables != config.settings.offload and _first_fit(_changed(config, offload=tables), [asked], dtypes):
-        crossing = crossing_bytes(config.model, draft.dtype)
+        crossing = crossing_bytes(config.model, draft.division.dtype)
         found.append(f"the tables on the host, offload=host ({crossing:,} bytes a token cross instead)")
     comparable = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
     same_family = [target for target in comparable if target.family == asked.family]
@@ -65,12 +66,12 @@ def _changed(config: Config, **settings: Any) -> Config:
 
 
 def _first_fit(config: Config, candidates: list[Target], dtypes: Mapping[str, str]) -> Target | None:
-    too_small = 0
+    too_small, divide = 0, Divider(config)
     for target in candidates:
         if target.hbm_bytes_per_core <= too_small or target.cores < config.settings.tp:
             continue  # a core no larger than one that was too small
         try:
-            if draft_plan(config, target, dtypes).fits:
+            if draft_plan(config, target, dtypes, divide).fits:
                 return target
         except (ConfigError, PlanError):
             continue

@@ -9,7 +9,7 @@ from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import OffloadChoice, Recipe
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
-from gemma4cfg.plan.encode import digest, to_plain
+from gemma4cfg.plan.encode import canonical, digest_of, to_plain
 from gemma4cfg.plan.records import Collectives, Graph, Layer, Numerics, Port, Shapes
 
 INDEX_DTYPE = "int32"
@@ -34,22 +34,27 @@ class GraphInputs:
     compiler_flags: tuple[str, ...]
 
 
-def plan_graphs(given: GraphInputs) -> tuple[Graph, ...]:
-    """A prefill graph per bucket, shortest first, then decode. None for a stack that makes its own."""
+def plan_graphs(given: GraphInputs, known: dict[int, Any]) -> tuple[Graph, ...]:
+    """A prefill graph per bucket, shortest first, then decode. None for a stack that makes its own.
+
+    ``known`` is ``to_plain``'s memory, shared with whoever encodes the same layers.
+    """
     if given.recipe.name == "vllm":
         return ()
     outputs, state, collectives = _outputs(given), _state(given), _collectives(given)
-    known: dict[int, Any] = {}
-    common = _identity(given, known)
+    common = _identity(given, known) | {
+        "outputs": to_plain(outputs),
+        "state": to_plain(state),
+        "collectives": to_plain(collectives),
+    }
+    encoded = {key: canonical(value) for key, value in common.items()}
     rows = {} if given.recipe.prefill == "host" else {f"prefill_{n}": n for n in given.shapes.prefill_buckets}
     graphs = []
     for name, length in {**rows, "decode": 1}.items():
         inputs = _inputs(given, length)
         kind: Literal["prefill", "decode"] = "decode" if name == "decode" else "prefill"
-        ports = {"kind": kind, "inputs": inputs, "outputs": outputs, "state": state, "collectives": collectives}
-        graphs.append(
-            Graph(digest({**common, **to_plain(ports, known)}), name, kind, inputs, outputs, state, collectives)
-        )
+        identity = digest_of({**encoded, "kind": canonical(kind), "inputs": canonical(to_plain(inputs))})
+        graphs.append(Graph(identity, name, kind, inputs, outputs, state, collectives))
     return tuple(graphs)
 
 

@@ -6,22 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemma4cfg.architecture.model import Architecture, layer_facts
-from gemma4cfg.plan.records import Layer, LayerAttention, LayerRope, Numerics, PleNumerics, Shapes
+from gemma4cfg.plan.records import Layer, LayerAttention, LayerKv, LayerRope, Numerics, PleNumerics
 from gemma4cfg.planner.feedforward import Feedforward, mlp_of
 from gemma4cfg.planner.heads import HeadLayout, heads_of_rank
-from gemma4cfg.planner.kv import plan_kv
 
 
 def plan_layers(
     architecture: Architecture,
     layouts: Sequence[HeadLayout],
     feedforward: Feedforward,
-    shapes: Shapes,
+    slots: Sequence[LayerKv],
     implementation: str,
     tp: int,
 ) -> tuple[Layer, ...]:
     """One record per layer; equal parts are shared objects."""
-    slots = plan_kv(architecture, layouts, shapes)
     known: dict[Any, Any] = {}
 
     def once(key: Any, make: Any, *args: Any) -> Any:

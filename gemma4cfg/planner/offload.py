@@ -11,6 +11,7 @@ from gemma4cfg.errors import ConfigError
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, HostPart, TurnedDown
+from gemma4cfg.planner.division import Division
 from gemma4cfg.planner.tensors import PlacedTensor, device_bytes, stored_bytes
 
 ALL_ON_DEVICE = OffloadChoice(*("device",) * 5)
@@ -59,14 +60,10 @@ def host_parts(
 
 
 def offload_decisions(
-    offload: OffloadChoice,
-    architecture: Architecture,
-    placed: Mapping[str, PlacedTensor],
-    dtypes: Mapping[str, str],
-    dtype: str,
-    failure_note: str,
+    division: Division, architecture: Architecture, dtypes: Mapping[str, str], failure_note: str
 ) -> tuple[Decision, ...]:
     """One decision for each thing that could be on either side, with the bytes it moves."""
+    offload, placed, dtype = division.offload, division.placed, division.dtype
     decisions = []
     for what, names in _TABLES.items():
         names = tuple(name for name in names if name in placed)

@@ -7,22 +7,31 @@ from dataclasses import dataclass
 
 from gemma4cfg.config.schema import Recipe
 from gemma4cfg.config.sdk import Sdk, Support
-from gemma4cfg.config.target import Target
+from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, TurnedDown
 from gemma4cfg.planner.calls import api_key
+from gemma4cfg.planner.division import Division
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Device bytes per rank for judging recipes: one copy of the weights, one of the KV, and all the rest per graph."""
+    """Bytes by which recipes are judged: one copy of weights and of KV on a rank, what each graph adds, what is there
+    anyway; and the host's memory with its swap."""
 
     weights: int
     kv: int
     per_graph: int
     fixed: int
+    host: int
+
+    @classmethod
+    def of(cls, division: Division, sdk: Sdk, target: Target, layers: int, swap_gib: int) -> RankMemory:
+        per_graph = sdk.estimates.code_per_layer.bytes * layers + sdk.estimates.spill_per_graph.bytes
+        fixed = target.chip.runtime_bytes_per_core * target.cores_per_logical_core
+        return cls(division.weights, division.kv, per_graph, fixed, target.host_bytes + swap_gib * GIB)
 
 
 def choose_sdk(sdks: Sequence[Sdk], target: Target) -> tuple[Sdk, Decision]:
@@ -49,13 +58,16 @@ def _pins(sdk: Sdk) -> str:
     return ", ".join(f"{package} {version}" for package, version in sdk.pins.items())
 
 
-def graphs_per_core(recipe: Recipe, prefill_graphs: int) -> int:
-    """Graphs, each with weights and KV of its own, on the fullest core; 1 where graphs share them."""
-    if recipe.name == "trace":
-        return prefill_graphs + 1 if recipe.placement == "one_core" else max(prefill_graphs, 1)
-    if recipe.name == "tp_alias":
-        return 1 if recipe.prefill == "host" else prefill_graphs + 1
-    return 1
+def copies_on_core(recipe: Recipe, prefill_graphs: int) -> int:
+    """Copies of weights and KV on the fullest core: one per graph there, or one in all where graphs share them."""
+    return 1 if recipe.name == "model_builder" else graphs_on_core(recipe, prefill_graphs)
+
+
+def graphs_on_core(recipe: Recipe, prefill_graphs: int) -> int:
+    """Compiled programs on the fullest core."""
+    if recipe.name == "vllm" or recipe.prefill == "host":
+        return 1
+    return prefill_graphs if recipe.placement == "core_each" else prefill_graphs + 1
 
 
 def cores_needed(recipe: Recipe, tp: int) -> int:
@@ -133,8 +145,8 @@ def _objection(
         return _trace_objection(recipe, target, tp, prefill_graphs, memory)
     if recipe.name == "tp_alias":
         need = int(tp * memory.weights * sdk.estimates.all_ranks_compile.ratio)
-        if need > target.host_bytes:
-            detail = f"compiling {tp} ranks at once takes {need:,} bytes of {target.host_bytes:,} on the host"
+        if need > memory.host:
+            detail = f"compiling {tp} ranks at once takes {need:,} bytes of {memory.host:,} on the host, swap included"
             return TurnedDown("tp_alias", Reason.DOES_NOT_FIT, detail)
     return None
 
@@ -144,7 +156,7 @@ def _trace_objection(
 ) -> TurnedDown | None:
     if cores_needed(recipe, tp) > target.cores:
         return TurnedDown("trace", Reason.TOO_FEW_CORES, f"{recipe.placement} takes {cores_needed(recipe, tp)} cores")
-    copies = graphs_per_core(recipe, prefill_graphs)
+    copies = copies_on_core(recipe, prefill_graphs)
     need = copies * (memory.weights + memory.kv + memory.per_graph) + memory.fixed
     if copies > 1 and need > target.hbm_bytes_per_core:
         detail = f"{copies} graphs on a core own {copies} copies: {need:,} bytes of {target.hbm_bytes_per_core:,}"

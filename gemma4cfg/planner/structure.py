@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemma4cfg.architecture.model import LAYER_TYPES, Architecture, layer_facts
-from gemma4cfg.config.target import Target
+from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Budget, Decision, Layer, Shapes, TurnedDown
@@ -58,9 +58,9 @@ def structure_decisions(architecture: Architecture, shapes: Shapes, kv_per_token
 
 
 def structure_findings(
-    layers: Sequence[Layer], layouts: Sequence[HeadLayout], tp: int, target: Target, budget: Budget
+    layers: Sequence[Layer], layouts: Sequence[HeadLayout], tp: int, target: Target, budget: Budget, swap_gib: int
 ) -> tuple[Finding, ...]:
-    """Idle ranks, ragged cuts, and a host too small for what it has to do."""
+    """Idle ranks, ragged cuts, and a host too small for what it has to do. ``swap_gib``: swap that it has."""
     findings = []
     for kind in LAYER_TYPES:
         idle = next((layouts[layer.index].idle_ranks for layer in layers if layer.type == kind), 0)
@@ -75,17 +75,17 @@ def structure_findings(
         message = f"tp={tp} is not among the degrees published for {target.chip.name}: {known.degrees} ({known.source})"
         findings.append(Finding("warning", "tensor_parallel_degree", None, message, "one of them"))
     findings += _ragged(layers)
-    host = budget.host
-    gib = 2**30
-    if host.swap:
-        message = f"loading peaks at {host.load_peak / gib:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
-        findings.append(Finding("warning", "host_swap", None, message, f"{host.swap / gib:.1f} GiB of swap or more"))
-    if host.compile_peak > host.limit:
+    host, swap = budget.host, swap_gib * GIB
+    if host.swap > swap:
+        message = f"loading peaks at {host.load_peak / GIB:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
+        fix = f"{host.swap / GIB:.1f} GiB of swap or more, and swap_gib={-(-host.swap // GIB)} to say so"
+        findings.append(Finding("warning", "host_swap", None, message, fix))
+    if host.compile_peak > host.limit + swap:
         message = (
-            f"compiling peaks at about {host.compile_peak / gib:.1f} GiB of host memory and {target.name} has "
-            f"{target.host_memory_gib}"
+            f"compiling peaks at about {host.compile_peak / GIB:.1f} GiB of host memory, {target.name} has "
+            f"{target.host_memory_gib} and {swap_gib} of swap"
         )
-        findings.append(Finding("warning", "host_compile", None, message, "compile on a larger host, or with swap"))
+        findings.append(Finding("warning", "host_compile", None, message, "compile on a larger host, or add swap"))
     return tuple(findings)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemma4cfg.architecture.inventory import (
     EMBEDDING,
@@ -25,8 +24,7 @@ from gemma4cfg.planner.heads import HeadLayout
 from sharding.placement import Placement, Whole, cut_evenly, cut_units, local_elements
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
+class PlacedTensor(NamedTuple):
     """A tensor's facts and home; where that is the device, its placement and the elements that one rank holds."""
 
     facts: TensorFacts
@@ -83,11 +81,6 @@ def tensor_entries(placed: Mapping[str, PlacedTensor], dtypes: Mapping[str, str]
         if tensor.facts.status == "tied":
             entries[name]["source"] = EMBEDDING
     return entries
-
-
-def local_weight_bytes(placed: Mapping[str, PlacedTensor], dtype: str) -> int:
-    """Bytes of checkpoint tensors on one rank, in the plan's ``dtype``."""
-    return sum(tensor.local_elements for tensor in placed.values()) * ITEM_BYTES[dtype]
 
 
 def device_bytes(tensor: PlacedTensor, dtype: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from gemma4cfg.views.terminal import show_refusal
 
 RESULT_FILE = "result.json"
 
-DONE, REFUSED = 0, 2
-"""Exit codes: done; the configuration, an input or the fit is wrong."""
+DONE, FAILED, REFUSED = 0, 1, 2
+"""Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong."""
 
 TASKS = {"plan": plan.run}
 
@@ -35,12 +36,18 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
     except UserError as error:
         refuse(error, directory)
         return REFUSED
+    except Exception as error:
+        with suppress(OSError):  # it may be the directory that fails
+            defect = Finding("error", "defect", None, f"{type(error).__name__}: {error}", "")
+            write_result(directory, "failed", FAILED, (defect,))
+        raise
     write_result(directory, "done", DONE, findings)
     return DONE
 
 
 def refuse(error: UserError, directory: Path) -> None:
-    """Record a user's mistake in ``result.json`` and say it on standard error."""
+    """Record a user's mistake in ``result.json`` and say it on standard error; no plan of an earlier run is left."""
+    (directory / plan.PLAN_FILE).unlink(missing_ok=True)
     code = "config" if isinstance(error, ConfigError) else "plan"
     findings = error.findings or (Finding("error", code, None, str(error), ""),)
     write_result(directory, "refused", REFUSED, findings)
