@@ -153,7 +153,9 @@ def configurations(draw: st.DrawFn) -> Choices:
     """A random architecture under random choices."""
     place = st.sampled_from(["host", "device"])
     buckets = draw(st.sampled_from([(8,), (4, 8), (2, 4, 8)]))
-    tp = draw(st.sampled_from(TP_DEGREES))
+    model = draw(architectures())
+    even = [tp for tp in TP_DEGREES if all(_divides(heads, tp) for heads in _attention(model))]
+    tp = draw(st.sampled_from(even) | st.sampled_from(even) | st.sampled_from(TP_DEGREES))
     recipes = RECIPES if tp == 1 else [recipe for recipe in RECIPES if recipe is None or recipe.name != "trace"]
     settings = dict(
         tp=tp,
@@ -182,4 +184,13 @@ def configurations(draw: st.DrawFn) -> Choices:
             sampling=draw(place),
         ),
     )
-    return Choices(draw(architectures()), draw(st.sampled_from(recipes)), settings)
+    return Choices(model, draw(st.sampled_from(recipes)), settings)
+
+
+def _attention(model: Architecture) -> list[AttentionFacts]:
+    return [getattr(model.attention, kind) for kind in set(model.layer_pattern)]
+
+
+def _divides(heads: AttentionFacts, tp: int) -> bool:
+    """Whether no cut needs padding or copies of whole layers; without this most random degrees would be refused."""
+    return heads.kv_heads % tp == 0 or (tp % heads.kv_heads == 0 and heads.q_heads % tp == 0)

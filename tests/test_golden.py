@@ -21,7 +21,7 @@ def test_plan_is_as_its_golden(name: str) -> None:
 def test_there_are_goldens_and_no_others() -> None:
     assert strangers() == []
     absent = {name for name in CASES if stored(name) is None}
-    assert absent == {"26b-a4b-tp1", "26b-a4b-tp2", "31b-tp1", "31b-tp2", "31b-tp4"}
+    assert absent == {"26b-a4b-tp1", "26b-a4b-tp2", "31b-tp1", "31b-tp2"}
 
 
 def test_a_golden_is_readable_and_holds_the_whole_plan() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma4cfg.config.schema import Config
@@ -47,31 +47,40 @@ def _what_would_fit(config: Config, draft: Draft, dtypes: Mapping[str, str]) -> 
     asked = draft.target
     found: list[str] = []
     tables = replace(config.settings.offload, token_embedding="host", per_layer_embedding="host")
-    if tables != config.settings.offload and _first_fit(_changed(config, offload=tables), [asked], dtypes):
+    if tables != config.settings.offload and _first_fit(_Option.of(config, offload=tables), [asked], dtypes):
         crossing = crossing_bytes(config.model, draft.division.dtype)
         found.append(f"the tables on the host, offload=host ({crossing:,} bytes a token cross instead)")
     comparable = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
     same_family = [target for target in comparable if target.family == asked.family]
+    options = [_Option.of(config, tp=tp) for tp in TP_TO_SUGGEST]
     for candidates in ([asked], same_family, comparable):
-        for tp in TP_TO_SUGGEST:
-            target = _first_fit(_changed(config, tp=tp), candidates, dtypes)
-            if target:
-                found.append(f"tp={tp} target={target.name}")
+        for option in options:
+            if target := _first_fit(option, candidates, dtypes):
+                found.append(f"tp={option.config.settings.tp} target={target.name}")
                 break
     return list(dict.fromkeys(found))
 
 
-def _changed(config: Config, **settings: Any) -> Config:
-    return replace(config, settings=replace(config.settings, **settings))
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """The configuration with some settings changed, and what divides its model."""
+
+    config: Config
+    divide: Divider
+
+    @classmethod
+    def of(cls, config: Config, **settings: Any) -> _Option:
+        changed = replace(config, settings=replace(config.settings, **settings))
+        return cls(changed, Divider(changed))
 
 
-def _first_fit(config: Config, candidates: list[Target], dtypes: Mapping[str, str]) -> Target | None:
-    too_small, divide = 0, Divider(config)
+def _first_fit(option: _Option, candidates: list[Target], dtypes: Mapping[str, str]) -> Target | None:
+    too_small = 0
     for target in candidates:
-        if target.hbm_bytes_per_core <= too_small or target.cores < config.settings.tp:
+        if target.hbm_bytes_per_core <= too_small or target.cores < option.config.settings.tp:
             continue  # a core no larger than one that was too small
         try:
-            if draft_plan(config, target, dtypes, divide).fits:
+            if draft_plan(option.config, target, dtypes, option.divide).fits:
                 return target
         except (ConfigError, PlanError):
             continue
