@@ -23,7 +23,7 @@ from gemma4cfg.config.messages import translated
 from gemma4cfg.errors import ConfigError
 from gemma4cfg.tasks.job import REFUSED, refuse, run_job
 
-PIPE_WIDTH = 180
+PIPE_WIDTH = 160
 """Columns where standard output is no terminal."""
 
 

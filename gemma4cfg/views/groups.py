@@ -19,7 +19,9 @@ class LayerGroup:
 
     @property
     def indices(self) -> str:
-        return index_runs(list(self.members))
+        """``0-4,6-10,…,54-58``: the first two runs and the last."""
+        runs = index_runs(list(self.members)).split(",")
+        return ",".join(runs if len(runs) <= 4 else [*runs[:2], "…", runs[-1]])
 
 
 def layer_groups(layers: Sequence[Mapping[str, Any]]) -> list[LayerGroup]:

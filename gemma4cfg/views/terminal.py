@@ -56,7 +56,7 @@ def _heading(plan: JsonPlan, console: Console) -> None:
 
 def _layers(plan: JsonPlan, console: Console) -> None:
     table = _table(
-        "layers", "type", "heads q/kv x dim", "attention", "a rank holds", "KV a rank", "MLP", "experts / PLE"
+        "layers", "type, window", "heads q/kv x dim", "attention", "a rank holds", "KV a rank", "MLP", "experts / PLE"
     )
     for group in layer_groups(plan["layers"]):
         table.add_row(*_layer_row(group))
@@ -74,7 +74,7 @@ def _layer_row(group: LayerGroup) -> tuple[str, ...]:
         extra.append(f"{_share(moe['local_experts'], moe['experts'])} x {width}, top {moe['top_k']}")
     if ple:
         extra.append(f"PLE {_share(ple['local_width'], ple['width'])}")
-    window = f", window {layer['window']}" if layer["window"] else ""
+    window = f", {layer['window']}" if layer["window"] else ""
     return (
         group.indices,
         f"{len(group.members)} {layer['type'].removesuffix('_attention')}{window}",
@@ -90,7 +90,7 @@ def _layer_row(group: LayerGroup) -> tuple[str, ...]:
 def _kv(group: LayerGroup) -> str:
     kv = group.layer["kv"]
     if kv["writes"]:
-        source = ", V from k_proj" if group.layer["value_source"] == "k_proj" else ""
+        source = ", V = K" if group.layer["value_source"] == "k_proj" else ""
         return f"{'x'.join(map(str, kv['shape']))} {kv['layout']}{source}"
     return f"reads layer {kv['owner']}"
 
