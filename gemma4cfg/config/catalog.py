@@ -1,5 +1,5 @@
 """The files under ``conf/``, read without composing: candidates for ``auto``, published models to name one by, and the
-facts that machines and releases name (``conf/chip``, ``conf/failures``)."""
+facts that machines and releases name (``conf/chip``, ``conf/stack``, ``conf/failures``)."""
 
 from __future__ import annotations
 
@@ -49,11 +49,16 @@ def read_choice(group: str, name: str) -> dict[str, Any]:
 
 
 def decode_choice(kind: type[T], group: str, data: Mapping[str, Any]) -> T:
-    """``data`` as a record, with what it names put in its place: a machine's chip, a release's published failures."""
-    for key in ("chip", "failures"):
+    """``data`` as a record, with the facts that it names in their place."""
+    return decode(kind, _with_facts(data), group)
+
+
+def _with_facts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A machine names its chip, a release its stack, a stack its published failures; each is a file of that folder."""
+    for key in ("chip", "stack", "failures"):
         if isinstance(name := data.get(key), str):
-            data = {**data, key: read_choice(key, name)}
-    return decode(kind, data, group)
+            data = {**data, key: _with_facts(read_choice(key, name))}
+    return data
 
 
 @functools.cache

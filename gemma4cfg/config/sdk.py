@@ -1,4 +1,4 @@
-"""A software release as data: what ``conf/sdk`` and ``conf/failures`` state."""
+"""A software release as data: what ``conf/sdk``, ``conf/stack`` and ``conf/failures`` state."""
 
 from __future__ import annotations
 
@@ -76,23 +76,36 @@ class DtypeRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Sdk:
-    """A release. ``pins`` are package versions, ``virtual_environment`` the directory name of the image's own."""
+class Stack:
+    """What the releases of one stack share. A machine family that an interface does not name lacks it."""
 
-    name: str
-    stack: Literal["neuron", "vllm"]
-    families: tuple[Family, ...]
-    default_for: tuple[Family, ...]
-    default_dtype: str
-    pins: dict[str, str]
+    name: Literal["neuron", "vllm"]
     package_index: str | None
-    virtual_environment: str | None
     apis: dict[str, Api]
+    default_dtype: str
     dtypes: dict[str, DtypeRule]
     kv_dtypes: dict[str, DtypeRule]
     estimates: Estimates
     failures: dict[str, Failure]
+
+
+@dataclass(frozen=True, slots=True)
+class Sdk:
+    """A release. ``pins`` are package versions, ``virtual_environment`` the directory name of the image's own,
+    ``default_for`` the families for which ``sdk=auto`` takes it."""
+
+    name: str
+    stack: Stack
+    families: tuple[Family, ...]
+    default_for: tuple[Family, ...]
+    pins: dict[str, str]
+    virtual_environment: str | None
     source: str
+
+    def support_of(self, api: str, family: Family) -> Support:
+        """How far ``api`` (a key of ``Stack.apis``) is supported on a machine family."""
+        known = self.stack.apis.get(api)
+        return known.support.get(family, "absent") if known else "absent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +121,26 @@ class SourcedRatio:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcedRates:
+    """Bytes per second, from ``low`` to ``high``."""
+
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Estimates:
     """Measured constants behind the inexact parts of a budget.
 
     ``code_per_layer``: device bytes of one graph's instructions per layer. ``spill_per_graph``: scratch that the compiler
     itself asks for. ``compiler_peak``: host bytes of one compiler process. ``all_ranks_compile``: host bytes to compile all
-    ranks at once, over the bytes of all ranks' weights. ``host_reserve``: what the system keeps of host memory."""
+    ranks at once, over the bytes of all ranks' weights. ``host_reserve``: what the system keeps of host memory.
+    ``host_prefill``: float32 weight bytes that a prefill on the host goes through."""
 
     code_per_layer: SourcedBytes
     spill_per_graph: SourcedBytes
     compiler_peak: SourcedBytes
     all_ranks_compile: SourcedRatio
     host_reserve: SourcedBytes
+    host_prefill: SourcedRates | None

@@ -41,7 +41,7 @@ class Reason(str, Enum):
     NO_RANK_DEPENDENCE = ("no_rank_dependence", "every rank runs the same graph on the same kind of slice")
     SMALL_AND_SHARED = ("small_and_shared", "small, and every rank needs all of it")
     ONE_CORE = ("one_core", "one core runs the model whole")
-    ONE_RANK_COMPILED = ("one_rank_compiled", "one rank is compiled and all run it, so compiling fits the host")
+    ONE_RANK_COMPILED = ("one_rank_compiled", "one rank is compiled and all run it: the least that compiling can take")
     ALL_RANKS_COMPILED_FIT = ("all_ranks_compiled_fit", "supported, and all ranks compile within host memory")
     STACK_OF_TARGET = ("stack_of_target", "the serving stack of this machine does it")
 

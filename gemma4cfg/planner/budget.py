@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gemma4cfg.architecture.inventory import inventory
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import Recipe
 from gemma4cfg.config.sdk import Sdk
@@ -37,7 +38,7 @@ class BudgetInputs:
 
 def plan_budget(given: BudgetInputs) -> Budget:
     """Device and host bytes, and where each inexact figure comes from."""
-    estimates = given.sdk.estimates
+    estimates = given.sdk.stack.estimates
     weights, kv = given.division.weights * given.copies, given.division.kv * given.copies
     scratch = activation_bytes(given.architecture, given.layers, given.division.shapes, given.division.dtype)
     scratch += estimates.spill_per_graph.bytes * given.graphs_on_core
@@ -53,9 +54,9 @@ def plan_budget(given: BudgetInputs) -> Budget:
         "runtime": given.target.chip.runtime_source,
         "host.shard_peak": "bound of the streaming resharder",
         "host.compile_peak": _compile_basis(given),
-        "host.load_peak": "every copy of every rank's weights, and the host's tables",
-        "host.steady": "the host's tables",
-        "host.swap": f"what the larger of load_peak and steady lacks, with a reserve: {estimates.host_reserve.source}",
+        "host.load_peak": "every copy of every rank's weights, and what is there anyway",
+        "host.steady": "the host's tables, and the model in float32 where the prompt runs on the host",
+        "host.swap": f"what load_peak lacks, with a reserve: {estimates.host_reserve.source}",
     }
     return Budget(device, _host(given), basis)
 
@@ -79,17 +80,24 @@ def activation_bytes(architecture: Architecture, layers: Iterable[Layer], shapes
 
 
 def _host(given: BudgetInputs) -> HostBudget:
-    tables = sum(part.bytes for part in given.host)
+    tables = sum(part.bytes for part in given.host) + _reference_bytes(given)
     load_peak = given.division.weights * _loaded_copies(given) + tables
-    reserve = given.sdk.estimates.host_reserve.bytes
+    reserve = given.sdk.stack.estimates.host_reserve.bytes
     return HostBudget(
         shard_peak=SHARD_PEAK,
         compile_peak=_compile_peak(given),
         load_peak=load_peak,
         steady=tables,
         limit=given.target.host_bytes,
-        swap=max(0, max(load_peak, tables) + reserve - given.target.host_bytes),
+        swap=max(0, load_peak + reserve - given.target.host_bytes),
     )
+
+
+def _reference_bytes(given: BudgetInputs) -> int:
+    """The reference model in float32, where the prompt runs on the host."""
+    if given.recipe.prefill != "host":
+        return 0
+    return 4 * sum(facts.elements for facts in inventory(given.architecture).values() if facts.status == "required")
 
 
 def _loaded_copies(given: BudgetInputs) -> int:
@@ -100,7 +108,7 @@ def _loaded_copies(given: BudgetInputs) -> int:
 
 
 def _compile_peak(given: BudgetInputs) -> int:
-    estimates = given.sdk.estimates
+    estimates = given.sdk.stack.estimates
     if given.recipe.name == "vllm":
         return 0
     if given.recipe.name == "tp_alias":
@@ -109,7 +117,7 @@ def _compile_peak(given: BudgetInputs) -> int:
 
 
 def _compile_basis(given: BudgetInputs) -> str:
-    estimates = given.sdk.estimates
+    estimates = given.sdk.stack.estimates
     if given.recipe.name == "vllm":
         return "nothing is compiled ahead"
     if given.recipe.name == "tp_alias":

@@ -56,7 +56,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
     dtype, dtype_findings, dtype_decision = plan_dtype(settings.dtype, sdk)
     remarks = near_known(model, config.published)
     shapes = plan_shapes(settings.shapes, model, dtype, sdk, remarks)
-    division = divide(dtype, shapes, ALL_ON_DEVICE if sdk.stack == "vllm" else settings.offload)
+    division = divide(dtype, shapes, ALL_ON_DEVICE if sdk.stack.name == "vllm" else settings.offload)
 
     buckets = len(shapes.prefill_buckets)
     memory = RankMemory.of(division, sdk, target, model.layers, settings.swap_gib)
@@ -121,7 +121,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         host=host,
         copies=copies,
         budget=budget,
-        estimate=plan_estimate(division, target),
+        estimate=plan_estimate(division, target, recipe, sdk),
         decisions=decisions,
         findings=findings,
     )

@@ -32,19 +32,19 @@ def published(sdk: Sdk, effect: Effect, plan: Facts, layers: Sequence[Facts]) ->
     """
     return [
         (name, failure)
-        for name, failure in sdk.failures.items()
+        for name, failure in sdk.stack.failures.items()
         if failure.effect == effect and _in_range(failure, sdk) and _holds(name, failure.when, plan, layers)
     ]
 
 
 def failure_findings(sdk: Sdk, plan: Facts, layers: Sequence[Facts]) -> tuple[Finding, ...]:
-    """Findings for failures that change no decision. Repeated layer conditions name the first layer they hold of."""
+    """Findings for failures that change no decision; one that holds of a single layer names it."""
     found = []
     severities: tuple[Literal["error", "warning", "info"], ...] = ("error", "warning", "info")
     for severity in severities:
         for name, failure in published(sdk, severity, plan, layers):
-            first = next((i for i, layer in enumerate(layers) if _layer_holds(failure.when, layer)), None)
-            layer = first if any(key in LAYER_FACTS for key in failure.when) else None
+            holding = [i for i, layer in enumerate(layers) if _layer_holds(failure.when, layer)]
+            layer = holding[0] if len(holding) == 1 and len(layers) > 1 else None
             message = f"{failure.what} ({failure.source})"
             found.append(Finding(severity, name, layer, message, failure.fix))
     return tuple(found)
@@ -59,7 +59,7 @@ def _holds(name: str, when: Mapping[str, Any], plan: Facts, layers: Sequence[Fac
     for key in when:
         if key not in PLAN_FACTS and key not in LAYER_FACTS:
             raise ConfigError(
-                f"sdk.failures.{name}.when.{key}: no such fact{did_you_mean(key, [*PLAN_FACTS, *LAYER_FACTS])}"
+                f"failures.{name}.when.{key}: no such fact{did_you_mean(key, [*PLAN_FACTS, *LAYER_FACTS])}"
             )
     if not all(key in plan and _matches(wanted, plan[key]) for key, wanted in when.items() if key in PLAN_FACTS):
         return False

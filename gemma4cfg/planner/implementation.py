@@ -26,7 +26,7 @@ def choose_implementation(
 ) -> tuple[str, Decision, tuple[Finding, ...]]:
     """``eager`` where the release's data records a failure of the fused kernel, else ``sdpa``; one for all layers, as the
     reference takes one."""
-    if sdk.stack == "vllm":
+    if sdk.stack.name == "vllm":
         detail = "two head sizes in one model force the stack's Triton kernel"
         return "triton", Decision("attention.implementation", "triton", (), Reason.STACK_OF_TARGET, detail), ()
     failures = published(sdk, "eager_attention", plan_facts, layer_facts_known)

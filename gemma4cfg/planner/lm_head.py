@@ -21,8 +21,7 @@ def plan_lm_head(architecture: Architecture, asked: str, tp: int, dtype: str) ->
         + f"; replicate {vocab * hidden * item:,} bytes"
         + ("; tied: a copy of its own, unless whole beside a whole embedding" if architecture.tied_embeddings else "")
     )
-    turned_down = (
-        TurnedDown("replicate", Reason.MORE_BYTES, "") if split else TurnedDown("split", Reason.NOT_REQUESTED, "")
-    )
+    replicate = TurnedDown("replicate", Reason.MORE_BYTES if tp > 1 else Reason.NOT_NEEDED, "")
+    turned_down = replicate if split else TurnedDown("split", Reason.NOT_REQUESTED, "")
     reason = Reason.REQUESTED if asked != "auto" else Reason.FEWEST_BYTES if tp > 1 else Reason.ONLY_OPTION
     return split, Decision("lm_head.partition", "split" if split else "replicate", (turned_down,), reason, detail)

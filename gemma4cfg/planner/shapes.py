@@ -16,8 +16,8 @@ from gemma4cfg.plan.records import Decision, Shapes, TurnedDown
 
 def plan_dtype(asked: str, sdk: Sdk) -> tuple[str, tuple[Finding, ...], Decision]:
     """The type of device weights. Raises ConfigError for one that the release refuses."""
-    dtype = sdk.default_dtype if asked == "auto" else asked
-    findings = _apply_rule("dtype", dtype, sdk.dtypes.get(dtype), sdk)
+    dtype = sdk.stack.default_dtype if asked == "auto" else asked
+    findings = _apply_rule("dtype", dtype, sdk.stack.dtypes.get(dtype), sdk)
     others = tuple(TurnedDown(name, _dtype_reason(sdk, name), "") for name in FLOATING if name != dtype)
     reason = Reason.DTYPE_OF_TARGET if asked == "auto" else Reason.REQUESTED
     return (
@@ -52,7 +52,7 @@ def plan_shapes(
             f"shapes.prefill_buckets={list(buckets)}: the largest is longer than shapes.kv_length={choice.kv_length}"
         )
     kv_dtype = dtype if choice.kv_dtype == "auto" else choice.kv_dtype
-    _apply_rule("shapes.kv_dtype", kv_dtype, sdk.kv_dtypes.get(kv_dtype), sdk)
+    _apply_rule("shapes.kv_dtype", kv_dtype, sdk.stack.kv_dtypes.get(kv_dtype), sdk)
     if kv_dtype not in FLOATING:
         raise ConfigError(f"shapes.kv_dtype={kv_dtype}: expected auto, {', '.join(FLOATING)}")
     return Shapes(
@@ -66,7 +66,7 @@ def plan_shapes(
 
 
 def _dtype_reason(sdk: Sdk, dtype: str) -> Reason:
-    rule = sdk.dtypes.get(dtype)
+    rule = sdk.stack.dtypes.get(dtype)
     if rule is not None:
         return Reason.NOT_SUPPORTED if rule.verdict == "refused" else Reason.NOT_REQUESTED
     return Reason.MORE_BYTES if dtype == "float32" else Reason.NOT_REQUESTED

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemma4cfg.config.schema import Recipe
-from gemma4cfg.config.sdk import Sdk, Support
+from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
@@ -29,7 +29,7 @@ class RankMemory:
 
     @classmethod
     def of(cls, division: Division, sdk: Sdk, target: Target, layers: int, swap_gib: int) -> RankMemory:
-        per_graph = sdk.estimates.code_per_layer.bytes * layers + sdk.estimates.spill_per_graph.bytes
+        per_graph = sdk.stack.estimates.code_per_layer.bytes * layers + sdk.stack.estimates.spill_per_graph.bytes
         fixed = target.chip.runtime_bytes_per_core * target.cores_per_logical_core
         return cls(division.weights, division.kv, per_graph, fixed, target.host_bytes + swap_gib * GIB)
 
@@ -75,11 +75,6 @@ def cores_needed(recipe: Recipe, tp: int) -> int:
     return 2 if recipe.placement == "core_each" else tp
 
 
-def support_of(recipe: Recipe, sdk: Sdk, target: Target) -> Support:
-    api = sdk.apis.get(api_key(recipe))
-    return api.support.get(target.family, "absent") if api else "absent"
-
-
 def choose_recipe(
     recipes: Sequence[Recipe], sdk: Sdk, target: Target, tp: int, prefill_graphs: int, memory: RankMemory
 ) -> tuple[Recipe, Decision, tuple[Finding, ...]]:
@@ -93,7 +88,7 @@ def choose_recipe(
         decision = Decision("recipe", recipe.name, (), Reason.REQUESTED, _detail(recipe, sdk, target))
         return recipe, decision, _unsupported(recipe, sdk, target)
     by_name = {recipe.name: recipe for recipe in recipes}
-    if sdk.stack == "vllm":
+    if sdk.stack.name == "vllm":
         over = tuple(TurnedDown(name, Reason.OTHER_STACK, "") for name in sorted(by_name) if name != "vllm")
         detail = "vLLM plans, shards and serves by itself; one command"
         return by_name["vllm"], Decision("recipe", "vllm", over, Reason.STACK_OF_TARGET, detail), ()
@@ -115,12 +110,12 @@ def choose_recipe(
 
 
 def _check_asked(recipe: Recipe, sdk: Sdk, target: Target, tp: int) -> None:
-    if (recipe.name == "vllm") != (sdk.stack == "vllm"):
+    if (recipe.name == "vllm") != (sdk.stack.name == "vllm"):
         raise ConfigError(f"recipe={recipe.name} does not go with sdk={sdk.name}; e.g. recipe=auto")
     if recipe.name == "trace" and tp > 1:
         raise ConfigError(f"recipe=trace makes single-core graphs, tp={tp} needs recipe=model_builder (or tp=1)")
-    if support_of(recipe, sdk, target) == "absent":
-        there = [key for key, api in sdk.apis.items() if api.support.get(target.family, "absent") != "absent"]
+    if sdk.support_of(api_key(recipe), target.family) == "absent":
+        there = [key for key in sdk.stack.apis if sdk.support_of(key, target.family) != "absent"]
         raise ConfigError(
             f"recipe={recipe.name}: {sdk.name} has no {api_key(recipe)} on {target.family}; there: {', '.join(there)}"
         )
@@ -133,18 +128,18 @@ def _check_asked(recipe: Recipe, sdk: Sdk, target: Target, tp: int) -> None:
 def _objection(
     recipe: Recipe, sdk: Sdk, target: Target, tp: int, prefill_graphs: int, memory: RankMemory
 ) -> TurnedDown | None:
-    support = support_of(recipe, sdk, target)
+    support = sdk.support_of(api_key(recipe), target.family)
     if recipe.name == "trace" and tp > 1:
         return TurnedDown("trace", Reason.TOO_FEW_CORES, f"single-core graphs, and the plan has {tp} ranks")
     if support == "absent" or (support == "unsupported" and recipe.name == "tp_alias"):
-        source = sdk.apis[api_key(recipe)].source if api_key(recipe) in sdk.apis else ""
+        source = sdk.stack.apis[api_key(recipe)].source if api_key(recipe) in sdk.stack.apis else ""
         return TurnedDown(
             recipe.name, Reason.NOT_SUPPORTED, f"{api_key(recipe)} on {target.family}: {support}. {source}"
         )
     if recipe.name == "trace":
         return _trace_objection(recipe, target, tp, prefill_graphs, memory)
     if recipe.name == "tp_alias":
-        need = int(tp * memory.weights * sdk.estimates.all_ranks_compile.ratio)
+        need = int(tp * memory.weights * sdk.stack.estimates.all_ranks_compile.ratio)
         if need > memory.host:
             detail = f"compiling {tp} ranks at once takes {need:,} bytes of {memory.host:,} on the host, swap included"
             return TurnedDown("tp_alias", Reason.DOES_NOT_FIT, detail)
@@ -165,21 +160,21 @@ def _trace_objection(
 
 
 def _unsupported(recipe: Recipe, sdk: Sdk, target: Target) -> tuple[Finding, ...]:
-    if support_of(recipe, sdk, target) != "unsupported":
+    if sdk.support_of(api_key(recipe), target.family) != "unsupported":
         return ()
     return (
         Finding(
             "warning",
             "api_unsupported",
             None,
-            f"{api_key(recipe)} is present in {sdk.name} and no longer supported: {sdk.apis[api_key(recipe)].source}",
+            f"{api_key(recipe)} is present in {sdk.name} and no longer supported: {sdk.stack.apis[api_key(recipe)].source}",
             "recipe=model_builder",
         ),
     )
 
 
 def _detail(recipe: Recipe, sdk: Sdk, target: Target) -> str:
-    parts = [api_key(recipe), f"{support_of(recipe, sdk, target)} in {sdk.name} on {target.family}"]
+    parts = [api_key(recipe), f"{sdk.support_of(api_key(recipe), target.family)} in {sdk.name} on {target.family}"]
     if recipe.placement:
         parts.append(recipe.placement)
     if recipe.prefill:

@@ -60,7 +60,7 @@ def structure_decisions(architecture: Architecture, shapes: Shapes, kv_per_token
 def structure_findings(
     layers: Sequence[Layer], layouts: Sequence[HeadLayout], tp: int, target: Target, budget: Budget, swap_gib: int
 ) -> tuple[Finding, ...]:
-    """Idle ranks, ragged cuts, and a host too small for what it has to do. ``swap_gib``: swap that it has."""
+    """Idle ranks, ragged cuts, little memory left, and a host too small for its part. ``swap_gib``: swap that it has."""
     findings = []
     for kind in LAYER_TYPES:
         idle = next((layouts[layer.index].idle_ranks for layer in layers if layer.type == kind), 0)
@@ -75,6 +75,7 @@ def structure_findings(
         message = f"tp={tp} is not among the degrees published for {target.chip.name}: {known.degrees} ({known.source})"
         findings.append(Finding("warning", "tensor_parallel_degree", None, message, "one of them"))
     findings += _ragged(layers)
+    findings += _headroom(budget)
     host, swap = budget.host, swap_gib * GIB
     if host.swap > swap:
         message = f"loading peaks at {host.load_peak / GIB:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
@@ -87,6 +88,16 @@ def structure_findings(
         )
         findings.append(Finding("warning", "host_compile", None, message, "compile on a larger host, or add swap"))
     return tuple(findings)
+
+
+def _headroom(budget: Budget) -> list[Finding]:
+    """A warning where the plan would not fit if what is estimated came out twice as large."""
+    hbm = budget.hbm_per_rank
+    left, estimated = hbm.limit - hbm.total, hbm.scratch + hbm.code
+    if not 0 <= left < estimated:
+        return []
+    message = f"{left:,} bytes a core are left, and {estimated:,} of those counted are estimates (scratch and code)"
+    return [Finding("warning", "little_headroom", None, message, "a smaller shapes.kv_length or a higher tp")]
 
 
 def _lengths(architecture: Architecture, shapes: Shapes) -> dict[str, int]:

@@ -61,7 +61,7 @@ def recipe_commands() -> Iterator[Command]:
         sdk, family = next(
             (sdk, family)
             for sdk in every_choice(Sdk, "sdk")
-            for family, support in (sdk.apis[api_key(recipe)].support if api_key(recipe) in sdk.apis else {}).items()
+            for family, support in (sdk.stack.apis[api_key(recipe)].support if api_key(recipe) in sdk.stack.apis else {}).items()
             if support != "absent"
         )
         places.setdefault((sdk.name, machine_of(family)), []).append(recipe.name)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from gemma4cfg import Plan
-from gemma4cfg.config.schema import Config
 from gemma4cfg.findings import Finding
 from gemma4cfg.tasks import job
 from tests.cli.runs import read_job, run
@@ -96,18 +95,12 @@ def test_a_place_that_cannot_be_written_is_no_mistake_of_the_configuration(tmp_p
 
 
 def test_a_defect_is_recorded_and_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def defective(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
+    def defective(*_: object) -> tuple[Finding, ...]:
         raise KeyError("a defect")
 
-    def read(composed: object, overrides: Sequence[str]) -> object:
-        class Chosen:
-            class settings:  # noqa: N801
-                task = "plan"
-
-        return Chosen
-
+    chosen = SimpleNamespace(settings=SimpleNamespace(task="plan"))
     monkeypatch.setitem(job.TASKS, "plan", defective)
-    monkeypatch.setattr(job, "config_from_plain", read)
+    monkeypatch.setattr(job, "config_from_plain", lambda *_: chosen)
     with pytest.raises(KeyError, match="a defect"):
         job.run_job({}, (), tmp_path, Console(file=StringIO()))
     left = read_job(tmp_path)

@@ -206,15 +206,15 @@ def test_sdk_decodes_and_is_named_like_its_file(name):
     sdk = SDKS[name]
     assert sdk.name == name
     assert set(sdk.default_for) <= set(sdk.families)
-    assert sdk.default_dtype not in [key for key, rule in sdk.dtypes.items() if rule.verdict == "refused"]
-    for api in sdk.apis.values():
+    assert sdk.stack.default_dtype not in [key for key, rule in sdk.stack.dtypes.items() if rule.verdict == "refused"]
+    for api in sdk.stack.apis.values():
         assert set(api.support) <= set(sdk.families)
         assert api.source
         assert all(" " not in flag for flag in api.compiler_flags)
-    for rule in [*sdk.dtypes.values(), *sdk.kv_dtypes.values()]:
+    for rule in [*sdk.stack.dtypes.values(), *sdk.stack.kv_dtypes.values()]:
         assert rule.why
         assert rule.instead
-    for estimate in vars_of(sdk.estimates):
+    for estimate in vars_of(sdk.stack.estimates):
         assert estimate.source
 
 
@@ -231,12 +231,12 @@ def test_each_family_has_one_default_sdk(family):
 def test_neuron_pins_equal_the_manifest(name, packages):
     pins = SDKS[name].pins
     assert {package: pins[package] for package in packages} == packages
-    assert SDKS[name].package_index == "https://pip.repos.neuron.amazonaws.com"
+    assert SDKS[name].stack.package_index == "https://pip.repos.neuron.amazonaws.com"
 
 
 @pytest.mark.parametrize("name", NEURON_RELEASES)
 def test_neuron_interfaces(name):
-    apis = SDKS[name].apis
+    apis = SDKS[name].stack.apis
     assert {key: set(api.support.values()) for key, api in apis.items()} == {
         "trace": {"supported"},
         "parallel_model_trace": {"unsupported"},  # last supported in 2.26
@@ -244,8 +244,8 @@ def test_neuron_interfaces(name):
         "model_builder_v2": {"supported"},
     }
     assert all("--auto-cast=none" in api.compiler_flags for api in apis.values())
-    assert SDKS[name].dtypes["float16"].verdict == "refused"
-    assert {key for key, rule in SDKS[name].kv_dtypes.items() if rule.verdict == "refused"} == {
+    assert SDKS[name].stack.dtypes["float16"].verdict == "refused"
+    assert {key for key, rule in SDKS[name].stack.kv_dtypes.items() if rule.verdict == "refused"} == {
         "float8_e4m3fn",
         "int8",
         "int8_per_token_head",
@@ -280,7 +280,7 @@ def test_failure_is_complete_and_speaks_of_known_facts(key, failure):
 def test_a_failures_package_is_pinned_by_its_sdk(name):
     """Otherwise it could never be said to hold or not."""
     sdk = SDKS[name]
-    assert {failure.package for failure in sdk.failures.values()} <= set(sdk.pins)
+    assert {failure.package for failure in sdk.stack.failures.values()} <= set(sdk.pins)
 
 
 @pytest.mark.parametrize(("key", "releases"), FAILURES_OF_RELEASES.items(), ids=FAILURES_OF_RELEASES)
@@ -288,7 +288,7 @@ def test_failure_holds_for_the_right_releases(key, releases):
     held = {
         name
         for name, sdk in SDKS.items()
-        if key in sdk.failures and sdk.failures[key].versions.holds(sdk.pins[sdk.failures[key].package])
+        if key in sdk.stack.failures and sdk.stack.failures[key].versions.holds(sdk.pins[sdk.stack.failures[key].package])
     }
     assert held == releases
 

@@ -52,7 +52,8 @@ def sdk() -> Sdk:
         "vllm": [],
     }
     apis = {key: Api({"inf2": "supported"}, tuple(words), "") for key, words in flags.items()}
-    return replace(decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28")), apis=apis, pins={"vllm": "0.27.2rc0"})
+    release = decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28"))
+    return replace(release, stack=replace(release.stack, apis=apis), pins={"vllm": "0.27.2rc0"})
 
 
 def target(lnc: int = 1) -> Target:

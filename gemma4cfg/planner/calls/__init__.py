@@ -48,7 +48,7 @@ def build_calls(inputs: CallInputs) -> tuple[Call, ...]:
 
 
 def api_key(recipe: Recipe) -> str:
-    """The key of ``Sdk.apis`` that the recipe stands on."""
+    """The key of ``Stack.apis`` that the recipe stands on."""
     if recipe.name == "model_builder":
         return f"model_builder_{recipe.api}"
     return "parallel_model_trace" if recipe.name == "tp_alias" else recipe.name
@@ -60,6 +60,6 @@ def compiler_flags(recipe: Recipe, sdk: Sdk, target: Target) -> tuple[str, ...]:
     ``--lnc`` is added where several physical cores act as one: compiler and runtime must agree on it, and families
     with one core per logical core refuse any other value.
     """
-    flags = sdk.apis[api_key(recipe)].compiler_flags
+    flags = sdk.stack.apis[api_key(recipe)].compiler_flags
     lnc = target.cores_per_logical_core
     return (*flags, f"--lnc={lnc}") if lnc > 1 else flags
