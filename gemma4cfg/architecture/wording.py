@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+from gemma4cfg.runs import short_runs
+
 GIB = 2**30
 _MAX_RUNS = 8
 
@@ -15,16 +17,7 @@ def layers_text(layers: Iterable[int]) -> str:
     steps = {b - a for a, b in pairwise(ordered)}
     if len(ordered) > 3 and len(steps) == 1 and steps != {1}:
         return f"{ordered[0]},{ordered[1]},…,{ordered[-1]}"
-    runs: list[list[int]] = []
-    for layer in ordered:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    if len(texts) > _MAX_RUNS:
-        texts = [*texts[: _MAX_RUNS - 1], "…", texts[-1]]
-    return ",".join(texts)
+    return short_runs(ordered, _MAX_RUNS)
 
 
 def at_layers(layers: Iterable[int]) -> str:

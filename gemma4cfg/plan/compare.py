@@ -10,7 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from gemma4cfg.plan.encode import canonical
-from gemma4cfg.plan.fold import number_of, runs, template
+from gemma4cfg.plan.fold import number_of, template
+from gemma4cfg.runs import index_runs
 
 ABSENT = object()
 """Stands for the value of a key that one of the plans lacks."""
@@ -33,7 +34,7 @@ class Change:
     new: tuple[Any, ...]
 
     def __str__(self) -> str:
-        members = runs(self.numbers)
+        members = index_runs(self.numbers)
         if self.path.startswith("layers.{}"):
             where = f"layers {members}{self.path[9:].replace('.', ': ', 1)}"
         else:
@@ -117,7 +118,7 @@ def _text(values: Sequence[Any]) -> str:
     """The one value of all; of different numbers their runs, of anything else the first."""
     first = values[0]
     if any(value != first for value in values):
-        return runs(values) if all(type(value) is int for value in values) else f"{_text([first])}, …"
+        return index_runs(values) if all(type(value) is int for value in values) else f"{_text([first])}, …"
     if type(first) is int:
         return f"{first:,}"
     return first if isinstance(first, str) else canonical(first)

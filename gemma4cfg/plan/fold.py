@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gemma4cfg.plan.encode import canonical
+from gemma4cfg.runs import expand, index_runs
 
 NUMBERED = frozenset(("index", "layer", "owner", "slot", "name", "local_name"))
 """Keys under which equal entries may differ: by an integer, or by the number in a name."""
@@ -61,23 +62,6 @@ def unfold(folded: Any) -> Any:
             alone = match is None or len(numbers) == 1
             members[name] = unfold(value) if alone else _member(value, place, number)
     return [members[position] for position in sorted(members)] if of_list else members
-
-
-def runs(numbers: Sequence[int]) -> str:
-    """Integers in their order, successors joined: ``[0, 1, 2, 5]`` is ``0-2,5``."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
-def expand(text: str) -> list[int]:
-    """The integers of ``runs``."""
-    pairs = [run.partition("-")[::2] for run in text.split(",")] if text else []
-    return [number for first, last in pairs for number in range(int(first), int(last or first) + 1)]
 
 
 def number_of(name: str) -> tuple[str, int] | None:
@@ -128,7 +112,7 @@ def _fold_mapping(plain: Mapping[str, Any]) -> dict[str, Any]:
         if len(members) == 1:
             folded[_escaped(members[0][1])] = fold(plain[members[0][1]])
         else:
-            folded[_RUNS.sub(f"{{{runs(numbers)}}}", name)] = _joined([plain[key] for _, key in members], numbers)
+            folded[_RUNS.sub(f"{{{index_runs(numbers)}}}", name)] = _joined([plain[key] for _, key in members], numbers)
     return folded
 
 
@@ -141,7 +125,7 @@ def _fold_list(plain: list[Any]) -> Any:
     if len(groups) == len(plain):
         return [fold(item) for item in plain]
     return {
-        f"{{{runs(at)}}}": _joined([plain[n] for n in at], at) if len(at) > 1 else fold(plain[at[0]])
+        f"{{{index_runs(at)}}}": _joined([plain[n] for n in at], at) if len(at) > 1 else fold(plain[at[0]])
         for at in groups.values()
     }
 
@@ -155,7 +139,7 @@ def _joined(members: Sequence[Any], numbers: list[int]) -> Any:
 def _filler(column: list[int], numbers: list[int]) -> int | str:
     if len(set(column)) == 1:
         return column[0]
-    return "{}" if column == numbers else f"{{{runs(column)}}}"
+    return "{}" if column == numbers else f"{{{index_runs(column)}}}"
 
 
 def _filled(common: Any, fillers: Iterator[int | str]) -> Any:

@@ -14,7 +14,8 @@ from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, Shapes, TurnedDown
 from gemma4cfg.planner.heads import MODES, HeadLayout, Mode, layouts
 from gemma4cfg.planner.kv import kv_length_of
-from gemma4cfg.planner.selectors import assign, index_runs
+from gemma4cfg.planner.selectors import assign
+from gemma4cfg.runs import index_runs
 
 KEY = "attention.layers"
 

@@ -38,14 +38,3 @@ def assign(default: T, exceptions: Mapping[str, T], layers: tuple[LayerFacts, ..
         for index in select(selector, layers, key):
             values[index] = value
     return values
-
-
-def index_runs(indices: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2,5``."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

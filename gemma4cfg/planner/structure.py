@@ -11,7 +11,7 @@ from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Budget, Decision, Layer, Shapes, TurnedDown
 from gemma4cfg.planner.heads import HeadLayout
 from gemma4cfg.planner.kv import kv_length_of
-from gemma4cfg.planner.selectors import index_runs
+from gemma4cfg.runs import index_runs
 
 
 def structure_decisions(architecture: Architecture, shapes: Shapes, kv_per_token: int) -> tuple[Decision, ...]:

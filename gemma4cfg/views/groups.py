@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma4cfg.plan.encode import canonical
-from gemma4cfg.planner.selectors import index_runs
+from gemma4cfg.runs import short_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,7 @@ class LayerGroup:
 
     @property
     def indices(self) -> str:
-        """``0-4,6-10,…,54-58``: the first two runs and the last."""
-        runs = index_runs(list(self.members)).split(",")
-        return ",".join(runs if len(runs) <= 4 else [*runs[:2], "…", runs[-1]])
+        return short_runs(self.members)
 
 
 def layer_groups(layers: Sequence[Mapping[str, Any]]) -> list[LayerGroup]:

@@ -63,9 +63,7 @@ def run(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) -> Res
     )
     directory = max(cwd.glob("outputs/*/*"), key=lambda path: path.name, default=None)
     job = read_job(directory) if directory else None
-    return Result(
-        done.returncode, done.stdout, done.stderr, directory, job and job.plan, job and job.result
-    )
+    return Result(done.returncode, done.stdout, done.stderr, directory, job and job.plan, job and job.result)
 
 
 def read_job(directory: Path) -> Job:

@@ -22,8 +22,8 @@ from tests.cli.runs import run
 
 Command = tuple[str, ...]
 
-FACTS = {"chip": "target", "failures": "sdk"}
-"""Directories that are no groups: files there are named by the files of a group."""
+FACTS = {"chip": "target", "stack": "sdk", "failures": "stack"}
+"""Directories that are no groups, and where their files are named."""
 
 
 def groups() -> list[str]:
@@ -61,7 +61,9 @@ def recipe_commands() -> Iterator[Command]:
         sdk, family = next(
             (sdk, family)
             for sdk in every_choice(Sdk, "sdk")
-            for family, support in (sdk.stack.apis[api_key(recipe)].support if api_key(recipe) in sdk.stack.apis else {}).items()
+            for family, support in (
+                sdk.stack.apis[api_key(recipe)].support if api_key(recipe) in sdk.stack.apis else {}
+            ).items()
             if support != "absent"
         )
         places.setdefault((sdk.name, machine_of(family)), []).append(recipe.name)
@@ -87,11 +89,11 @@ COMMANDS: dict[str, Callable[[], Iterator[Command]]] = {
 """Groups whose choices need company; of the others each choice goes with the defaults."""
 
 
-def test_every_directory_is_a_group_or_named_by_one() -> None:
+def test_every_directory_is_a_group_or_named_by_another() -> None:
     directories = {path.name for path in conf_directory().iterdir() if path.is_dir()}
     assert directories == {*groups(), *FACTS}
-    for facts, group in FACTS.items():
-        assert {read_choice(group, name)[facts] for name in choices(group)} == set(stems(facts))
+    for facts, where in FACTS.items():
+        assert {read_choice(where, name)[facts] for name in choices(where)} == set(stems(facts))
 
 
 @pytest.mark.parametrize("group", groups())

@@ -52,6 +52,7 @@ def refused(done: Result) -> str:
             id="selector-as-key",
         ),
         pytest.param(("hydra.run.dr=x",), ("hydra.run.dr",), id="hydra-key"),
+        pytest.param(("tp=",), ("tp=: expected a whole number",), id="no-value-after-the-key"),
         pytest.param(("~tp",), ("tp is missing",), id="key-removed"),
         pytest.param(("~target",), ("target is missing", *choices("target")), id="group-removed"),
         # choices
@@ -64,7 +65,7 @@ def refused(done: Result) -> str:
         pytest.param(("tp={",), ("tp={: not an override", "key=value"), id="open-brace"),
         pytest.param(("tp='2",), ("tp='2: not an override", "quote"), id="open-quote"),
         pytest.param(("tp:2",), ("tp:2: not an override", "key=value"), id="colon"),
-        pytest.param(("=2",), ("without a key", "key=value"), id="no-key"),
+        pytest.param(("=x",), ("without a key", "key=value"), id="no-key"),
         pytest.param(("tp=1,2",), ("tp=1,2", "--multirun"), id="sweep-without-m"),
         pytest.param(("tp=nothing(1,2)",), ("tp=nothing(1,2)", "choice"), id="function"),
         pytest.param(("--config-dir=/no/where",), ("/no/where", "not found"), id="config-dir"),
@@ -92,7 +93,6 @@ def test_unknown_choice(group: str, tmp_path: Path) -> None:
     assert all(choice in message for choice in choices(group))
 
 
-
 VALUES: dict[str, tuple[tuple[str, ...], str, dict[str, tuple[str, ...]]]] = {
     "tp-type": (
         ("model=e2b",),
@@ -105,7 +105,6 @@ VALUES: dict[str, tuple[tuple[str, ...], str, dict[str, tuple[str, ...]]]] = {
             "[1,2]": ("tp=[1, 2]: expected a whole number, found a list",),
             "{a:1}": ("expected a whole number, found a mapping",),
             "'8'": ("tp=8: expected a whole number, found text",),
-            "": ("tp=: expected a whole number",),
         },
     ),
     "tp-range": (
@@ -216,11 +215,6 @@ VALUES: dict[str, tuple[tuple[str, ...], str, dict[str, tuple[str, ...]]]] = {
             "model_builder": ("recipe=model_builder does not go with sdk=vllm-", "recipe=auto"),
         },
     ),
-    "recipe-that-a-release-lacks": (
-        ("model=e2b", "sdk=neuron-2.28", "sdk.apis.parallel_model_trace.support={inf2:absent}"),
-        "recipe",
-        {"tp_alias": ("recipe=tp_alias: neuron-2.28 has no parallel_model_trace on inf2", "there: trace, model_builder")},
-    ),
     "recipe-option": (
         ("model=e2b", "recipe=model_builder"),
         "recipe.api",
@@ -266,7 +260,12 @@ VALUES: dict[str, tuple[tuple[str, ...], str, dict[str, tuple[str, ...]]]] = {
     "fit": (
         ("model=31b", "target=inf2.8xlarge"),
         "tp",
-        {"1": ("31b at tp=1 does not fit inf2.8xlarge: weights alone are 57.2 GiB a core, 16.0 available", "target=trn2")},
+        {
+            "1": (
+                "31b at tp=1 does not fit inf2.8xlarge: weights alone are 57.2 GiB a core, 16.0 available",
+                "target=trn2",
+            )
+        },
     ),
 }
 """Words, a key, and the wrong values of it that one sweep tries, with what each is told."""
@@ -282,7 +281,9 @@ def test_values(words: tuple[str, ...], key: str, values: dict[str, tuple[str, .
         assert job.result is not None
         assert (job.result["status"], job.result["exit_code"]) == ("refused", 2)
         assert all(word in job.told for word in told), job.told
-        assert all(finding["message"] in done.err for finding in job.result["findings"])
+        assert all(
+            finding["message"] in done.err for finding in job.result["findings"] if finding["severity"] == "error"
+        )
 
 
 def test_values_of_one_job_alike(tmp_path: Path) -> None:

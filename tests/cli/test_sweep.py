@@ -44,7 +44,9 @@ def test_a_wrong_type_is_a_row(tmp_path: Path) -> None:
         pytest.param(("model=e2b", "tp=1,{"), ("tp=1,{", "not an override"), id="grammar"),
     ],
 )
-def test_what_cannot_be_composed_aborts_before_any_job(words: tuple[str, ...], told: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_cannot_be_composed_aborts_before_any_job(
+    words: tuple[str, ...], told: tuple[str, ...], tmp_path: Path
+) -> None:
     done = run("-m", *words, cwd=tmp_path)
     assert done.exit_code == 2
     assert "Traceback" not in done.err

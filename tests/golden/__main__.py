@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from textwrap import indent
 
 from tests.golden import CASES, DIRECTORY, difference, made, stored, strangers
 
@@ -19,7 +20,7 @@ def main() -> int:
         plans += new is not None
         if words := difference(old, new):
             different += 1
-            print(f"{name}\n  {words}".replace("\n", "\n  "))
+            print(name, indent(words, "  "), sep="\n")
         if write and old != new:
             path = DIRECTORY / f"{name}.json"
             path.unlink() if new is None else path.write_text(new, encoding="utf-8")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gemma4cfg import build_plan, load_config
 from gemma4cfg.plan.encode import canonical
-from gemma4cfg.plan.fold import expand, fold, runs, unfold
+from gemma4cfg.plan.fold import fold, unfold
+from gemma4cfg.runs import expand, index_runs
 
 PARTS = st.sampled_from(["layers", "0", "1", "2", "10", "007", "{}", "{0-1}", "{", "", "{{", "norm", "-1", "a\n0", "٣"])
 NAMES = st.one_of(st.lists(PARTS, min_size=1, max_size=4).map(".".join), st.lists(PARTS, max_size=3).map("_".join))
@@ -35,7 +36,7 @@ def test_unfold_gives_back_what_was_folded(plain: Any) -> None:
 
 @given(st.lists(st.integers(0, 30)))
 def test_runs_keep_any_sequence(numbers: list[int]) -> None:
-    assert expand(runs(numbers)) == numbers
+    assert expand(index_runs(numbers)) == numbers
 
 
 @pytest.mark.parametrize(
