@@ -8,7 +8,7 @@ from itertools import pairwise
 from gemma4cfg.runs import short_runs
 
 GIB = 2**30
-_MAX_RUNS = 8
+_MAX_RUNS = 9
 
 
 def layers_text(layers: Iterable[int]) -> str:
