@@ -165,7 +165,7 @@ def test_case_13_shared_memory_of_the_gpu(head_dim: int, found: int) -> None:
     for finding in reported:
         assert "Required 98304, limit 65536" in finding.message
         assert "vllm-project/vllm#57712" in finding.message
-        assert finding.layer == 4
+        assert finding.severity == "warning"
 
 
 @pytest.mark.parametrize("target", ["inf2.24xlarge", "g5g.2xlarge"])
@@ -459,22 +459,19 @@ def test_case_80_the_budget_comes_first() -> None:
     assert [finding.code for finding in refused.value.findings if finding.severity == "error"] == ["does_not_fit"]
     assert plan_of("model=31b", "tp=4", "target=inf2.24xlarge").budget.hbm_per_rank.total < 16 * 2**30
     longer = refusal("model=31b", "tp=4", "target=inf2.24xlarge", "shapes.kv_length=8192")
-    assert re.search(r"16\.\d GiB a core, 16\.0 available \(weights 14\.30, KV 1\.72, .*Would fit: tp=8", longer)
+    assert re.search(r"17\.0 GiB a core, 16\.0 available \(weights 14\.30, KV 1\.72, .*Would fit: tp=8", longer)
 
 
 def test_case_81_flags_are_part_of_a_graphs_identity() -> None:
     """A compiler flag changed the binary and not its cache key."""
     config = load_config(["model=12b", "tp=8"])
-    sdks = [
-        replace(
-            sdk,
-            apis={
-                name: replace(api, compiler_flags=tuple("-O2" if flag == "-O1" else flag for flag in api.compiler_flags))
-                for name, api in sdk.apis.items()
-            },
-        )
-        for sdk in config.sdks
-    ]
+    sdks = []
+    for sdk in config.sdks:
+        apis = dict(sdk.stack.apis)
+        for name, api in apis.items():
+            flags = tuple("-O2" if flag == "-O1" else flag for flag in api.compiler_flags)
+            apis[name] = replace(api, compiler_flags=flags)
+        sdks.append(replace(sdk, stack=replace(sdk.stack, apis=apis)))
     plain, changed = build_plan(config), build_plan(replace(config, sdks=tuple(sdks)))
     assert not {graph.id for graph in plain.graphs} & {graph.id for graph in changed.graphs}
     assert plain.plan_id != changed.plan_id
