@@ -78,8 +78,9 @@ def key_hint(key: str) -> str:
     node, _, last = key.rpartition(".")
     if node == "attention.layers":
         return f"; selectors are given together, e.g. attention.layers={{{last}: replicate}}"
-    if node in GROUPS:
-        return f": {node} has no {last} as chosen; choices of {node}: {', '.join(choices(node))}"
+    group = key.partition(".")[0]
+    if node and group in GROUPS:
+        return f": {node} has no {last} as {group} is chosen; choices of {group}: {', '.join(choices(group))}"
     if node and "did you mean" in (near := did_you_mean(last, _keys())):
         return near
     return did_you_mean(key, _keys())

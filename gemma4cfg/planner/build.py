@@ -31,7 +31,7 @@ def build_plan(config: Config) -> Plan:
     check_offload(config.settings.offload, config.model)
     checked = _audit(config)
     if errors := errors_of(checked.findings):
-        raise PlanError(_sentences(errors), checked.findings)
+        raise PlanError(_other_model(config) + _sentences(errors), checked.findings)
     draft, decision = _choose_target(config, checked.dtypes)
     return finish_plan(config, draft, decision, checked)
 
@@ -90,6 +90,19 @@ def _machine(target: Target) -> str:
         f"{target.chips} x {target.chip.name}, {target.cores} cores of {target.hbm_bytes_per_core / 2**30:.0f} GiB, "
         f"host {target.host_memory_gib} GiB{cost}"
     )
+
+
+def _other_model(config: Config) -> str:
+    """A first line for a checkpoint that by its own config.json is of another model."""
+    from gemma4cfg.architecture.huggingface import architecture_from_config
+
+    assert config.checkpoint is not None
+    try:
+        own = architecture_from_config(config.checkpoint.config)
+    except ConfigError:
+        return ""
+    name = next((name for name, known in config.published.items() if own == known), "custom")
+    return "" if own == config.model else f"the checkpoint's config.json is of {name}, not of {config.model.name}:\n"
 
 
 def _sentences(findings: tuple[Finding, ...]) -> str:
