@@ -49,7 +49,7 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
         return data
     if origin is tuple:
         if not isinstance(data, (list, tuple)):
-            raise ConfigError(f"{path}={data}: expected a list, e.g. {path}=[…]")
+            raise ConfigError(f"{path}={_show(data)}: expected a list, e.g. {path}=[{_show(data)}]")
         return tuple(_decode(get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(data))
     if origin in (dict, Mapping):
         if not isinstance(data, Mapping):

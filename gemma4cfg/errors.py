@@ -28,10 +28,11 @@ class PlanError(UserError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'tp'?"`` when a known word is near ``word``, else the known words (at most twelve)."""
+    """``"; did you mean 'tp'?"`` when a known word is near ``word`` in any case, else the known words (at most twelve)."""
     known = sorted(set(known))
-    near = get_close_matches(word, known, n=1, cutoff=0.7)
+    by_lower = {entry.lower(): entry for entry in known}
+    near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
     if near:
-        return f"; did you mean '{near[0]}'?"
+        return f"; did you mean '{by_lower[near[0]]}'?"
     shown = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
     return f"; known: {shown}" if known else ""

@@ -157,18 +157,18 @@ def configurations(draw: st.DrawFn) -> Choices:
     even = [tp for tp in TP_DEGREES if all(_divides(heads, tp) for heads in _attention(model))]
     tp = draw(st.sampled_from(even[1:] or even) | st.sampled_from(TP_DEGREES))
     recipes = RECIPES if tp == 1 else [recipe for recipe in RECIPES if recipe is None or recipe.name != "trace"]
-    settings = dict(
-        tp=tp,
-        dtype=draw(st.sampled_from(["auto", "bfloat16", "float32"])),
-        attention=AttentionChoice(
+    settings = {
+        "tp": tp,
+        "dtype": draw(st.sampled_from(["auto", "bfloat16", "float32"])),
+        "attention": AttentionChoice(
             draw(st.sampled_from(POLICIES)),
             draw(st.none() | st.dictionaries(st.just(FULL), st.sampled_from(POLICIES))),
             draw(st.sampled_from(["auto", "eager", "sdpa"])),
         ),
-        moe=MoeChoice(draw(st.sampled_from(["auto", "intermediate", "experts"]))),
-        lm_head=LmHeadChoice(draw(st.sampled_from(["auto", "split", "replicate"]))),
-        ple=PleChoice(draw(st.sampled_from(["auto", "replicate", "split"]))),
-        shapes=shapes(
+        "moe": MoeChoice(draw(st.sampled_from(["auto", "intermediate", "experts"]))),
+        "lm_head": LmHeadChoice(draw(st.sampled_from(["auto", "split", "replicate"]))),
+        "ple": PleChoice(draw(st.sampled_from(["auto", "replicate", "split"]))),
+        "shapes": shapes(
             batch=draw(st.integers(1, 3)),
             prefill_buckets=buckets,
             kv_length=draw(st.integers(8, 64)),
@@ -176,14 +176,14 @@ def configurations(draw: st.DrawFn) -> Choices:
             kv_dtype=draw(st.sampled_from(["auto", "float32"])),
             prompt_chunking=draw(st.booleans()),
         ),
-        offload=OffloadChoice(
+        "offload": OffloadChoice(
             token_embedding=(home := draw(place)),
             per_layer_embedding=(table := draw(place) if home == "device" else "host"),
             per_layer_projection=draw(place) if table == "host" else "device",
             softcap=draw(place),
             sampling=draw(place),
         ),
-    )
+    }
     return Choices(model, draw(st.sampled_from(recipes)), settings)
 
 

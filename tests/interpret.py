@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -73,7 +74,7 @@ def coverage(entry: Json, tp: int) -> list[tuple[int, int, int]]:
     runs: list[tuple[int, int, int]] = []
     count = 0
     edges = sorted(steps)
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         count += steps[start]
         if runs and runs[-1][2] == count:
             runs[-1] = (runs[-1][0], stop, count)
@@ -471,7 +472,9 @@ def _rank_tensor_faults(plan: Json) -> Iterator[str]:
                     for start, length in pieces_of(gates, rank)
                     for i in range(length)
                 ]
-                if len(held) != len(values) or any(h is not None and h != v for h, v in zip(held, values, strict=False)):
+                if len(held) != len(values) or any(
+                    h is not None and h != v for h, v in zip(held, values, strict=False)
+                ):
                     yield f"{name}: rank {rank} reads columns {values}, its gates are {held}"
                 if any(not 0 <= value < gates["shape"][0] for value in values):
                     yield f"{name}: rank {rank} reads a column that is none"

@@ -148,7 +148,7 @@ def _reason(mode: Mode, policy: Policy, costs: dict[Mode, Cost]) -> Reason:
 
 def _turned_down(name: Mode, costs: dict[Mode, Cost], layout: HeadLayout, policy: Policy) -> TurnedDown:
     if name not in costs:
-        needless = layout.mode == "split" or (name == "pad" and layout.mode == "group")
+        needless = layout.mode == "split" or name == "pad"  # not offered: split or group divides the heads
         return TurnedDown(name, Reason.NOT_NEEDED if needless else Reason.HEADS_NOT_DIVISIBLE, "")
     cost, taken = costs[name], costs[layout.mode]
     detail = f"{cost.bytes:,} bytes, {cost.collectives} all-reduce; taken: {taken.bytes:,} bytes, {taken.collectives}"

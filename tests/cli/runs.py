@@ -62,8 +62,8 @@ def run(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) -> Res
         timeout=120,
     )
     directory = max(cwd.glob("outputs/*/*"), key=lambda path: path.name, default=None)
-    job = read_job(directory) if directory else None
-    return Result(done.returncode, done.stdout, done.stderr, directory, job and job.plan, job and job.result)
+    left = read_job(directory) if directory else Job(cwd, None, None)
+    return Result(done.returncode, done.stdout, done.stderr, directory, left.plan, left.result)
 
 
 def read_job(directory: Path) -> Job:

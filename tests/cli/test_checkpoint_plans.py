@@ -173,7 +173,7 @@ def test_a_head_equal_to_the_embedding(tmp_path: Path) -> None:
 
 def test_a_head_that_differs(tmp_path: Path) -> None:
     """Case 72: an error, unless the config says untied; then the head is a tensor of its own."""
-    with pytest.raises(PlanError, match="lm_head .* differs from embed_tokens") as raised:
+    with pytest.raises(PlanError, match=r"lm_head .* differs from embed_tokens") as raised:
         planned("model=auto", f"checkpoint={with_head(tmp_path / 'tied', tied=True, equal=False)}")
     assert codes(raised.value) == ["head_differs"]
     plan = planned("model=auto", f"checkpoint={with_head(tmp_path / 'untied', tied=False, equal=False)}")

@@ -38,7 +38,8 @@ def stems(group: str) -> list[str]:
 
 
 def machine_of(family: str) -> str:
-    return next(target.name for target in every_choice(Target, "target") if target.family == family)
+    machines: list[str] = [target.name for target in every_choice(Target, "target") if target.family == family]
+    return machines[0]
 
 
 def model_commands() -> Iterator[Command]:
@@ -47,28 +48,30 @@ def model_commands() -> Iterator[Command]:
 
 
 def sdk_commands() -> Iterator[Command]:
-    """Each release on each family that it serves; auto on each family."""
-    families = sorted({target.family for target in every_choice(Target, "target")})
-    for family in families:
-        names = [sdk.name for sdk in every_choice(Sdk, "sdk") if family in sdk.families]
-        yield ("model=e2b", f"target={machine_of(family)}", f"sdk={','.join(['auto', *names])}")
+    """Each release, and auto, on each family that it serves."""
+    served: dict[tuple[str, ...], list[str]] = {}
+    for family in sorted({target.family for target in every_choice(Target, "target")}):
+        releases = tuple(sdk.name for sdk in every_choice(Sdk, "sdk") if family in sdk.families)
+        served.setdefault(releases, []).append(machine_of(family))
+    for releases, machines in served.items():
+        yield ("model=e2b", f"target={','.join(machines)}", f"sdk={','.join(['auto', *releases])}")
 
 
 def recipe_commands() -> Iterator[Command]:
     """Each recipe on a release and machine that have its interface."""
     places: dict[tuple[str, str], list[str]] = {}
     for recipe in every_choice(Recipe, "recipe"):
-        sdk, family = next(
-            (sdk, family)
+        key = api_key(recipe)
+        release, family = next(
+            (sdk.name, family)
             for sdk in every_choice(Sdk, "sdk")
-            for family, support in (
-                sdk.stack.apis[api_key(recipe)].support if api_key(recipe) in sdk.stack.apis else {}
-            ).items()
+            if key in sdk.stack.apis
+            for family, support in sdk.stack.apis[key].support.items()
             if support != "absent"
         )
-        places.setdefault((sdk.name, machine_of(family)), []).append(recipe.name)
-    for (sdk_name, machine), names in places.items():
-        yield ("model=e2b", f"target={machine}", f"sdk={sdk_name}", f"recipe={','.join([*names, 'auto'])}")
+        places.setdefault((release, machine_of(family)), []).append(recipe.name)
+    for (release, machine), names in places.items():
+        yield ("model=e2b", f"target={machine}", f"sdk={release}", f"recipe={','.join([*names, 'auto'])}")
 
 
 def plain_commands(group: str) -> Iterator[Command]:

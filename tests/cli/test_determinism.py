@@ -26,16 +26,23 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Result:
 @pytest.mark.parametrize(
     ("below", "env"),
     [
-        pytest.param(".", {}, id="again"),
         pytest.param("deep/down", {"TZ": "Asia/Kathmandu"}, id="directory-and-time-zone"),
-        pytest.param(".", {"PYTHONHASHSEED": "4242"}, id="hash-seed"),
-        pytest.param(".", {"LANG": "C", "LC_ALL": "C", "COLUMNS": "40", "NO_COLOR": "1"}, id="locale"),
+        pytest.param(
+            ".", {"PYTHONHASHSEED": "4242", "LANG": "C", "LC_ALL": "C", "COLUMNS": "40"}, id="hash-seed-and-locale"
+        ),
     ],
 )
 def test_the_same_plan(below: str, env: dict[str, str], first: Result, tmp_path: Path) -> None:
     place = tmp_path / below
     place.mkdir(parents=True, exist_ok=True)
     assert without_provenance(run(*COMMAND, cwd=place, env=env)) == without_provenance(first)
+
+
+def test_twice_in_one_directory(first: Result) -> None:
+    assert first.directory is not None
+    again = run(*COMMAND, cwd=first.directory.parents[2])
+    assert again.directory is not None and again.directory > first.directory
+    assert again.plan == first.plan, "the provenance too"
 
 
 def test_provenance_alone_tells_paths(first: Result, tmp_path: Path) -> None:

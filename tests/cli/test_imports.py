@@ -76,7 +76,7 @@ def test_public_names() -> None:
 def project() -> dict[str, Any]:
     if sys.version_info < (3, 11):
         pytest.skip("tomllib came with Python 3.11")
-    import tomllib
+    import tomllib  # type: ignore[import-not-found,unused-ignore]
 
     table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return table

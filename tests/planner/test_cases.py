@@ -96,7 +96,9 @@ def test_case_02_a_cut_is_never_less_than_a_head() -> None:
 
 def test_case_04_divisibility_is_tested_at_config_time() -> None:
     """2 KV heads over 4 ranks failed on a reshape deep in the forward pass."""
-    with pytest.raises(ConfigError, match=r"^attention\.policy=split: layer 0 .*; possible there: group, replicate; e\.g\."):
+    with pytest.raises(
+        ConfigError, match=r"^attention\.policy=split: layer 0 .*; possible there: group, replicate; e\.g\."
+    ):
         build_plan(load_config(["model=e4b", "tp=4", "attention.policy=split"]))
 
 
@@ -138,7 +140,9 @@ def test_case_10_every_count_of_a_rank_is_local() -> None:
     """Attention was built with 16 heads on tensors already cut to 4: 16 × 256 columns are not the 1,024 of the shard."""
     plan = plan_of("model=26b-a4b", "tp=4")
     layer = first(plan, "sliding_attention")
-    (rows,) = {sum(n for _, n in pieces_of(dict(tensor(plan, 0, "self_attn.q_proj.weight")), rank)) for rank in range(4)}
+    (rows,) = {
+        sum(n for _, n in pieces_of(dict(tensor(plan, 0, "self_attn.q_proj.weight")), rank)) for rank in range(4)
+    }
     assert rows == layer.attention.local_q_heads * layer.head_dim == 1024 != layer.q_heads * layer.head_dim
     heads = {port.name: port.shape[1] for graph in plan.graphs for port in graph.state}
     assert heads["key_0"] == layer.attention.local_kv_heads == 2
@@ -413,7 +417,11 @@ def test_case_72_a_tied_head_is_one_tensor_or_says_that_it_is_two() -> None:
     assert (shared["lm_head.weight"]["home"], shared["lm_head.weight"]["placement"]) == ("unused", None)
     plan = plan_of("model=26b-a4b", "tp=8")
     head = plan.tensors["lm_head.weight"]
-    assert (head["status"], head["home"], head["source"]) == ("tied", "device", "model.language_model.embed_tokens.weight")
+    assert (head["status"], head["home"], head["source"]) == (
+        "tied",
+        "device",
+        "model.language_model.embed_tokens.weight",
+    )
     assert plan.tensors[head["source"]]["home"] == "host"
     assert prod(head["shape"]) * 2 / 2**30 == 1.375, "GiB that storing it twice would take"
 
@@ -435,7 +443,9 @@ def test_case_73_padding_of_the_vocabulary_is_never_seen(tp: int, rows: int, pad
 # --- I. compiling and memory ---
 
 
-@pytest.mark.parametrize(("model", "bucket", "found"), [("31b", 8192, True), ("31b", 4096, False), ("12b", 8192, False)])
+@pytest.mark.parametrize(
+    ("model", "bucket", "found"), [("31b", 8192, True), ("31b", 4096, False), ("12b", 8192, False)]
+)
 def test_case_79_instructions_of_a_long_bucket(model: str, bucket: int, found: bool) -> None:
     """Layers and rows are unrolled: 8,658,944 instructions where 5,000,000 are allowed. A published limit, held against
     buckets and layers; a smaller bucket with chunking is proposed."""

@@ -109,7 +109,9 @@ def test_a_borrower_takes_its_owners_layout() -> None:
     model = replace(SMALL, kv_shared_layers=2)
     layers = build_plan(small(model, 4, "replicate")).layers
     assert layers[3].attention == layers[1].attention
-    with pytest.raises(ConfigError, match=r"attention\.layers: layer 3 \(auto\) reads the K/V of layer 1 \(replicate\)"):
+    with pytest.raises(
+        ConfigError, match=r"attention\.layers: layer 3 \(auto\) reads the K/V of layer 1 \(replicate\)"
+    ):
         build_plan(small(model, 4, attention=AttentionChoice("auto", {"1": "replicate"}, "auto")))
 
 
@@ -118,7 +120,10 @@ def test_a_borrower_takes_its_owners_layout() -> None:
     [
         ("9", "attention.layers.9 matches none of the layers 0-3"),
         ("7-9", "attention.layers.7-9 matches none of the layers 0-3"),
-        ("full_atention", "attention.layers.full_atention: not a layer type, an index or a run; did you mean 'full_attention'"),
+        (
+            "full_atention",
+            "attention.layers.full_atention: not a layer type, an index or a run; did you mean 'full_attention'",
+        ),
     ],
 )
 def test_selector_that_matches_nothing(selector: str, says: str) -> None:
@@ -208,7 +213,7 @@ def test_no_cut_in_runs_of_kv_heads_takes_fewer(name: str, tp: int) -> None:
 @pytest.mark.parametrize("tp", range(1, 33))
 def test_modes_offered(tp: int) -> None:
     """Exactly one of split, group and pad, and replicate where TP does not divide the KV heads."""
-    for q, kv in [(q, kv) for kv in range(1, 9) for q in range(kv, 33, kv)]:
+    for q, kv in [(heads * groups, heads) for heads in range(1, 9) for groups in range(1, 9)]:
         even, grouped = kv % tp == 0, tp % kv == 0 and q % tp == 0
         first = "split" if even else "group" if grouped else "pad"
         assert set(layouts(q, kv, tp)) == ({first} if even else {first, "replicate"})

@@ -101,7 +101,7 @@ def test_every_invariant(choices: Choices) -> None:
     assert faults(data) == []
     assert Plan.from_json(data) == plan
     assert identities_of(data) == (plan.placement_id, plan.plan_id)
-    recipe = next((r for r in config.recipes if r.name == plan.recipe))
+    recipe = next(r for r in config.recipes if r.name == plan.recipe)
     assert plan.weight_copies == copies_of(data, recipe)
     check_arrays(data)
 
@@ -189,7 +189,10 @@ def contiguous_packed_cut(plan: dict[str, Any]) -> None:
 
 BREAKS: dict[str, tuple[Break, str]] = {
     "first-rank-everywhere": (first_rank_everywhere, "layers.0.mlp.gate_proj.weight: 0-4 held by 4 ranks, not 1"),
-    "o-proj-of-other-heads": (swap_ranks("self_attn.o_proj.weight"), "columns of o_proj are not the heads of its q_proj"),
+    "o-proj-of-other-heads": (
+        swap_ranks("self_attn.o_proj.weight"),
+        "columns of o_proj are not the heads of its q_proj",
+    ),
     "kv-heads-of-other-ranks": (swap_ranks("self_attn.k_proj.weight"), "attends to KV head 0, it has 1"),
     "v-of-other-heads": (swap_ranks("self_attn.v_proj.weight"), "holds other heads of K than of V"),
     "half-a-head": (half_a_head, "cut of q_proj divides a head"),
@@ -261,10 +264,7 @@ def test_equal_configurations_have_equal_plans() -> None:
     assert build_plan(BASE) == build_plan(small(EVERYTHING, 4, shapes=shapes(prefill_buckets=(4, 8))))
 
 
-@pytest.mark.parametrize(
-    "what",
-    ["price", "host memory", "bandwidth"],
-)
+@pytest.mark.parametrize("what", ["price", "host memory", "bandwidth"])
 def test_better_estimates_rebuild_nothing(what: str) -> None:
     """Figures about the machine change the estimate, the budget, findings and decisions, and no identity."""
     plain = with_target(BASE)
@@ -317,5 +317,5 @@ def test_a_bucket_more_leaves_the_other_graphs_alone() -> None:
 def test_a_changed_plan_is_not_read(key: str) -> None:
     data = json.loads(json.dumps(build_plan(BASE).to_json()))
     data[key] = {"tp": 8}.get(key, "0" * 64)
-    with pytest.raises(UserError, match="placement_id|plan_id|format_version"):
+    with pytest.raises(UserError, match=r"placement_id|plan_id|format_version"):
         Plan.from_json(data)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gemma4cfg import Plan, build_plan, load_config
+from gemma4cfg.config.schema import Config
 from gemma4cfg.errors import UserError
 from tests.interpret import faults
 
@@ -19,6 +20,11 @@ TP_DEGREES = (1, 2, 4, 8, 12, 16, 24, 32)
 
 TOO_LARGE = {("26b-a4b", 1), ("26b-a4b", 2), ("31b", 1), ("31b", 2)}
 """On every known machine, whatever the policy: more bytes a core than 24 GiB."""
+
+
+@functools.cache
+def composed(*overrides: str) -> Config:
+    return load_config(overrides)
 
 
 @functools.cache
@@ -38,22 +44,26 @@ def unlimited(model: str) -> Plan:
 @pytest.mark.parametrize("tp", TP_DEGREES)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_degree_is_sound_or_refused(model: str, tp: int, policy: str) -> None:
-    overrides = [f"model={model}", f"tp={tp}", f"attention.policy={policy}"]
+    config = composed(f"model={model}", f"attention.policy={policy}")
+    config = replace(config, settings=replace(config.settings, tp=tp))
     if (model, tp) in TOO_LARGE:
         with pytest.raises(UserError) as refused:
-            plan_of(*overrides)
+            build_plan(config)
         message = str(refused.value)
-        assert re.match(rf"{model} at tp={tp} fits no known machine; on trn2\.3xlarge: .*\d GiB a core, 24\.0 avail", message)
+        assert re.match(
+            rf"{model} at tp={tp} fits no known machine; on trn2\.3xlarge: .*\d GiB a core, 24\.0 avail", message
+        )
         assert message.endswith("Would fit: tp=4 target=trn2.3xlarge")
         return
-    plan = plan_of(*overrides).to_json()
+    plan = build_plan(config).to_json()
     assert (plan["model"], plan["tp"], plan["dtype"]) == (model, tp, "bfloat16")
     assert faults(plan) == []
 
 
 def test_what_would_fit_does() -> None:
-    message = str(pytest.raises(UserError, plan_of, "model=31b", "tp=2").value)
-    suggestion = message.partition("Would fit: ")[2].split("; ")[0].split()
+    with pytest.raises(UserError) as refused:
+        plan_of("model=31b", "tp=2")
+    suggestion = str(refused.value).partition("Would fit: ")[2].split("; ")[0].split()
     assert plan_of("model=31b", *suggestion).tp == 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import fields
 from importlib.resources import files
@@ -35,13 +36,19 @@ PLANS = {
     "tp-alias": ["model=e2b", "recipe=tp_alias", "tp=2"],
     "tp-alias-host": ["model=e2b", "recipe=tp_alias", "recipe.prefill=host", "tp=2"],
     "model-builder-v1": ["model=e2b", "recipe=model_builder", "recipe.api=v1", "tp=2"],
+    "small": ["model=e2b", "shapes=kv128", "model.layers=10", "model.kv_shared_layers=5"],
     "float32": ["model=e2b", "tp=8", "dtype=float32"],
 }
 
 
-def plan_json(overrides: list[str]) -> dict[str, Any]:
-    """As it reads from a file."""
-    data: dict[str, Any] = json.loads(json.dumps(build_plan(load_config(overrides)).to_json()))
+@functools.cache
+def text_of(name: str) -> str:
+    return json.dumps(build_plan(load_config(PLANS[name])).to_json())
+
+
+def plan_json(name: str) -> dict[str, Any]:
+    """As it reads from a file, a fresh copy."""
+    data: dict[str, Any] = json.loads(text_of(name))
     return data
 
 
@@ -60,12 +67,12 @@ def test_the_schema_is_in_the_package() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_is_valid(name: str) -> None:
-    assert problems(plan_json(PLANS[name])) == []
+    assert problems(plan_json(name)) == []
 
 
 @pytest.mark.parametrize("key", sorted(SCHEMA["required"]))
 def test_a_plan_without_a_key_is_invalid(key: str) -> None:
-    data = plan_json(PLANS["e2b"])
+    data = plan_json("small")
     del data[key]
     assert problems(data) == [f"$: {key!r} is a required property"]
 
@@ -73,7 +80,9 @@ def test_a_plan_without_a_key_is_invalid(key: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "where"),
     [
-        pytest.param(lambda plan: plan["layers"][0]["attention"].update(mode="interleave"), "attention.mode", id="mode"),
+        pytest.param(
+            lambda plan: plan["layers"][0]["attention"].update(mode="interleave"), "attention.mode", id="mode"
+        ),
         pytest.param(lambda plan: plan["layers"][0].update(q_heads=1.5), "layers[0].q_heads", id="half-a-head"),
         pytest.param(lambda plan: plan["layers"][0]["kv"].pop("owner"), "layers[0].kv", id="no-owner"),
         pytest.param(lambda plan: plan["budget"]["hbm_per_rank"].update(kv=1.5), "hbm_per_rank.kv", id="half-a-byte"),
@@ -87,7 +96,7 @@ def test_a_plan_without_a_key_is_invalid(key: str) -> None:
     ],
 )
 def test_schema_refuses(edit: Any, where: str) -> None:
-    data = plan_json(PLANS["e2b"])
+    data = plan_json("small")
     edit(data)
     found = problems(data)
     assert found and where in found[0].replace("['", ".").replace("']", "")
