@@ -66,7 +66,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 def describe(found: Sequence[Change]) -> str:
     """A line for every change, and their number."""
     places = sum(len(change.old) for change in found)
-    return "\n".join([*map(str, found), f"{places} differences" if found else "no difference"])
+    total = f"{places} differences" if places > 1 else "1 difference" if places else "no difference"
+    return "\n".join([*map(str, found), total])
 
 
 def _walk(path: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:

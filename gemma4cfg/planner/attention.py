@@ -46,28 +46,34 @@ def choose_layouts(
                 f"{KEY}: layer {layer.index} ({policies[layer.index]}) reads the K/V of layer {layer.owner} ({policy}); "
                 f"both need one policy, e.g. {KEY}={{{layer.owner}: {policy}, {layer.index}: {policy}}}"
             )
-        mode = _mode(architecture, layers[layer.owner], policy, tp, dtype, shapes)
-        chosen.append(layouts(layer.attention.q_heads, layer.attention.kv_heads, tp)[mode])
+        chosen.append(_layout(architecture, layers[layer.owner], policy, tp, dtype, shapes))
         taken.append((layer, policy))
     return tuple(chosen), _decisions(architecture, taken, chosen, tp, dtype, shapes)
 
 
-def _mode(architecture: Architecture, layer: LayerFacts, policy: Policy, tp: int, dtype: str, shapes: Shapes) -> Mode:
+def _layout(
+    architecture: Architecture, layer: LayerFacts, policy: Policy, tp: int, dtype: str, shapes: Shapes
+) -> HeadLayout:
+    """Of the layouts that the policy allows: fewest bytes, then fewest collectives, then the order of preference."""
     possible = layouts(layer.attention.q_heads, layer.attention.kv_heads, tp)
-    if "split" in possible:
-        return "split"  # TP divides the KV heads: every policy is about the layers where it does not
-    if policy == "auto":
-        costs = {
-            mode: cost_of(architecture, layer, layout, tp, dtype, shapes)
-            for mode, layout in possible.items()
-            if mode != "replicate"
-        }
-        return min(costs, key=lambda mode: (costs[mode].bytes, costs[mode].collectives, MODES.index(mode)))
-    if policy == "pad" and "group" in possible:
-        return "group"  # no zero head is needed
-    if policy not in possible:
-        raise ConfigError(_impossible(layer, policy, tp, possible))
-    return policy
+    modes: list[Mode] = [layout.mode for layout in possible]
+    allowed: set[Mode]
+    if "split" in modes:
+        allowed = {"split"}  # TP divides the KV heads: every policy is about the layers where it does not
+    elif policy == "auto":
+        allowed = {*modes} - {"replicate"}
+    elif policy == "pad" and "group" in modes:
+        allowed = {"group"}  # no zero head is needed
+    elif policy in modes:
+        allowed = {policy}
+    else:
+        raise ConfigError(_impossible(layer, policy, tp, modes))
+
+    def preference(layout: HeadLayout) -> tuple[int, int]:
+        cost = cost_of(architecture, layer, layout, tp, dtype, shapes)
+        return cost.bytes, cost.collectives
+
+    return min((layout for layout in possible if layout.mode in allowed), key=preference)
 
 
 def cost_of(
@@ -85,7 +91,7 @@ def cost_of(
     return Cost(weights * ITEM_BYTES[dtype] + kv_elements * ITEM_BYTES[shapes.kv_dtype], int(reduces))
 
 
-def _impossible(layer: LayerFacts, policy: str, tp: int, possible: Sequence[Mode] | dict[Mode, HeadLayout]) -> str:
+def _impossible(layer: LayerFacts, policy: str, tp: int, possible: Sequence[Mode]) -> str:
     attention = layer.attention
     why = {
         "split": f"its {attention.kv_heads} KV heads do not divide over {tp} ranks: {attention.kv_heads} x "
@@ -94,8 +100,8 @@ def _impossible(layer: LayerFacts, policy: str, tp: int, possible: Sequence[Mode
         f"{attention.q_heads} query heads",
     }[policy]
     return (
-        f"attention.policy={policy}: layer {layer.index} ({layer.type}): {why}; possible there: {', '.join(possible)}; "
-        f"e.g. attention.policy=auto or {KEY}={{{layer.type}: {next(iter(possible))}}}"
+        f"attention.policy={policy}: layer {layer.index} ({layer.type}): {why}; possible there: "
+        f"{', '.join(dict.fromkeys(possible))}; e.g. attention.policy=auto or {KEY}={{{layer.type}: {possible[0]}}}"
     )
 
 
@@ -115,43 +121,42 @@ def _decisions(
     for (kind, mode, policy), group in groupby(sorted(range(len(taken)), key=likeness), key=likeness):
         indices = list(group)
         layer = layer_facts(architecture)[taken[indices[0]][0].owner]
-        possible = layouts(layer.attention.q_heads, layer.attention.kv_heads, tp)
-        costs = {name: cost_of(architecture, layer, layout, tp, dtype, shapes) for name, layout in possible.items()}
         layout = chosen[indices[0]]
+        taken_cost = cost_of(architecture, layer, layout, tp, dtype, shapes)
+        rivals: dict[Mode, Cost] = {}
+        for rival in layouts(layer.attention.q_heads, layer.attention.kv_heads, tp):
+            if rival != layout:
+                cost = cost_of(architecture, layer, rival, tp, dtype, shapes)
+                rivals[rival.mode] = min(cost, rivals.get(rival.mode, cost), key=lambda it: (it.bytes, it.collectives))
         decisions.append(
             Decision(
                 id=f"attention.{kind}" + ("" if policy == "auto" else f".{policy}"),
                 choice=mode,
-                over=tuple(_turned_down(name, costs, layout, policy) for name in MODES if name != mode),
-                reason=_reason(mode, policy, costs),
+                over=tuple(_turned_down(name, rivals, taken_cost, mode) for name in MODES if name != mode),
+                reason=_reason(mode, policy, taken_cost, rivals),
                 detail=f"layers {index_runs(indices)}: {layer.attention.q_heads} query and {layer.attention.kv_heads} KV "
                 f"heads of {layer.attention.head_dim}; a rank holds {layout.local_q_heads} and {layout.local_kv_heads}"
                 + (f", each KV head on {layout.replication} ranks" if layout.replication > 1 else "")
-                + f"; {costs[layout.mode].bytes:,} bytes an owning layer",
+                + f"; {taken_cost.bytes:,} bytes an owning layer",
             )
         )
     return tuple(decisions)
 
 
-def _reason(mode: Mode, policy: Policy, costs: dict[Mode, Cost]) -> Reason:
-    if policy not in ("auto", "split") and mode == policy:
+def _reason(mode: Mode, policy: Policy, taken: Cost, rivals: dict[Mode, Cost]) -> Reason:
+    if mode == policy and mode in ("group", "replicate", "pad"):
         return Reason.REQUESTED
-    rivals = [cost for name, cost in costs.items() if name not in (mode, "replicate")]
     if not rivals:
         return Reason.ONLY_OPTION
-    if all(costs[mode].bytes < rival.bytes for rival in rivals):
-        return Reason.FEWEST_BYTES
-    if all(costs[mode].collectives < rival.collectives for rival in rivals if rival.bytes == costs[mode].bytes):
-        return Reason.FEWEST_COLLECTIVES
-    return Reason.FIRST_IN_ORDER
+    fewest = all(taken.bytes < rival.bytes for rival in rivals.values())
+    return Reason.FEWEST_BYTES if fewest else Reason.FIRST_IN_ORDER
 
 
-def _turned_down(name: Mode, costs: dict[Mode, Cost], layout: HeadLayout, policy: Policy) -> TurnedDown:
-    if name not in costs:
-        needless = layout.mode == "split" or name == "pad"  # not offered: split or group divides the heads
+def _turned_down(name: Mode, rivals: dict[Mode, Cost], taken: Cost, mode: Mode) -> TurnedDown:
+    """Split, group and pad exclude each other, so a rival of another mode is one that was not asked for."""
+    if name not in rivals:
+        needless = mode == "split" or name == "pad"  # not offered: split or group divides the heads
         return TurnedDown(name, Reason.NOT_NEEDED if needless else Reason.HEADS_NOT_DIVISIBLE, "")
-    cost, taken = costs[name], costs[layout.mode]
-    detail = f"{cost.bytes:,} bytes, {cost.collectives} all-reduce; taken: {taken.bytes:,} bytes, {taken.collectives}"
-    if policy not in ("auto", name) or name == "replicate":
-        return TurnedDown(name, Reason.NOT_REQUESTED, detail)
-    return TurnedDown(name, Reason.MORE_BYTES if cost.bytes > taken.bytes else Reason.LATER_IN_ORDER, detail)
+    rival = rivals[name]
+    detail = f"{rival.bytes:,} bytes, {rival.collectives} all-reduce; taken: {taken.bytes:,} bytes, {taken.collectives}"
+    return TurnedDown(name, Reason.NOT_REQUESTED, detail)

@@ -7,7 +7,6 @@ One rule covers every way: the *slots* of a rank, in order, are query heads (or 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,20 +41,16 @@ class HeadLayout:
 
 
 @functools.lru_cache(maxsize=4096)
-def layouts(q_heads: int, kv_heads: int, tp: int) -> dict[Mode, HeadLayout]:
-    """Every mode that is possible, in order of preference.
+def layouts(q_heads: int, kv_heads: int, tp: int) -> tuple[HeadLayout, ...]:
+    """Every layout that is possible, by mode in the order of preference.
 
-    ``split`` and ``group`` where the heads divide; where neither does, ``pad``; ``replicate`` where TP does not divide
-    the KV heads.
+    ``split`` and ``group`` where the heads divide; where neither does, ``pad``, in several ways; ``replicate`` where TP
+    does not divide the KV heads.
     """
-    makers: dict[Mode, Callable[[int, int, int], HeadLayout | None]] = {
-        "split": _split,
-        "group": _group,
-        "replicate": _replicate,
-        "pad": _pad,
-    }
-    made = {mode: maker(q_heads, kv_heads, tp) for mode, maker in makers.items()}
-    return {mode: layout for mode, layout in made.items() if layout is not None}
+    even = [layout for layout in (_split(q_heads, kv_heads, tp), _group(q_heads, kv_heads, tp)) if layout is not None]
+    padded = [] if even else _pads(q_heads, kv_heads, tp)
+    whole = [] if kv_heads % tp == 0 else [_replicate(q_heads, kv_heads, tp)]
+    return (*even, *whole, *padded)
 
 
 def heads_of_rank(slots: Slots) -> tuple[tuple[int, ...], ...]:
@@ -76,34 +71,33 @@ def _group(q_heads: int, kv_heads: int, tp: int) -> HeadLayout | None:
     return HeadLayout("group", copies, _runs(q_heads, tp), tuple((rank // copies,) for rank in range(tp)))
 
 
-def _replicate(q_heads: int, kv_heads: int, tp: int) -> HeadLayout | None:
-    if kv_heads % tp == 0:
-        return None
+def _replicate(q_heads: int, kv_heads: int, tp: int) -> HeadLayout:
     return HeadLayout("replicate", tp, (tuple(range(q_heads)),) * tp, (tuple(range(kv_heads)),) * tp)
 
 
-def _pad(q_heads: int, kv_heads: int, tp: int) -> HeadLayout | None:
-    """Zero heads at the end of each KV head's queries, and whole ranks of zeros where KV heads run out."""
-    if kv_heads % tp == 0 or (tp % kv_heads == 0 and q_heads % tp == 0):
-        return None
+def _pads(q_heads: int, kv_heads: int, tp: int) -> list[HeadLayout]:
+    """Blocks of ``local_kv`` KV heads, each block on as many ranks as there are for it; the queries of every KV head are
+    dealt over its block's ranks. One layout for each size of block, zeros where the last block or rank runs short."""
     groups = q_heads // kv_heads
-    local_kv = -(-kv_heads // tp)  # 1 where there are at least as many ranks as KV heads
-    local_groups = groups if local_kv > 1 else -(-groups // (tp // kv_heads or 1))
-    copies = -(-groups // local_groups)  # ranks that share one KV head
-    q_slots: list[tuple[int | None, ...]] = []
-    kv_slots: list[tuple[int | None, ...]] = []
-    for rank in range(tp):
-        block, part = divmod(rank, copies)
-        kv_row = range(block * local_kv, (block + 1) * local_kv)
-        kv_slots.append(tuple(head if head < kv_heads else None for head in kv_row))
-        q_slots.append(
-            tuple(
-                head * groups + group if head < kv_heads and group < groups else None
-                for head in kv_row
-                for group in range(part * local_groups, (part + 1) * local_groups)
+    padded = []
+    for local_kv in range(-(-kv_heads // tp), kv_heads + 1):
+        local_groups = -(-groups // (tp // -(-kv_heads // local_kv)))
+        copies = -(-groups // local_groups)
+        q_slots: list[tuple[int | None, ...]] = []
+        kv_slots: list[tuple[int | None, ...]] = []
+        for rank in range(tp):
+            block, part = divmod(rank, copies)
+            heads = range(block * local_kv, (block + 1) * local_kv)
+            kv_slots.append(tuple(head if head < kv_heads else None for head in heads))
+            q_slots.append(
+                tuple(
+                    head * groups + group if head < kv_heads and group < groups else None
+                    for head in heads
+                    for group in range(part * local_groups, (part + 1) * local_groups)
+                )
             )
-        )
-    return HeadLayout("pad", copies, tuple(q_slots), tuple(kv_slots))
+        padded.append(HeadLayout("pad", copies, tuple(q_slots), tuple(kv_slots)))
+    return padded
 
 
 def _runs(heads: int, tp: int) -> Slots:

@@ -288,7 +288,8 @@ def test_failure_holds_for_the_right_releases(key, releases):
     held = {
         name
         for name, sdk in SDKS.items()
-        if key in sdk.stack.failures and sdk.stack.failures[key].versions.holds(sdk.pins[sdk.stack.failures[key].package])
+        if key in sdk.stack.failures
+        and sdk.stack.failures[key].versions.holds(sdk.pins[sdk.stack.failures[key].package])
     }
     assert held == releases
 
