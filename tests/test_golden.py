@@ -62,7 +62,7 @@ def test_a_changed_plan_is_said_in_words() -> None:
         pytest.param("{}", None, "a golden without a plan: the planner refuses it", id="left_over"),
         pytest.param("{}", "{ }", "the same plan in another spelling", id="spelling"),
         pytest.param('{"a": 1}', '{"b": 1}', "a removed: 1\nb added: 1\n2 differences", id="keys"),
-        pytest.param('{"a": [{"x": 1}]}', '{"a": []}', 'a.0 removed: {"x":1}\n1 differences', id="records"),
+        pytest.param('{"a": [{"x": 1}]}', '{"a": []}', 'a.0 removed: {"x":1}\n1 difference', id="records"),
     ],
 )
 def test_difference(old: str | None, new: str | None, words: str) -> None:
