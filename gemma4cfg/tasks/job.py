@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from gemma4cfg.config.compose import config_from_plain
 from gemma4cfg.errors import ConfigError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
-from gemma4cfg.tasks import plan
-from gemma4cfg.tasks.files import write_json
+from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.terminal import show_refusal
 
 RESULT_FILE = "result.json"
@@ -21,17 +21,18 @@ RESULT_FILE = "result.json"
 DONE, REFUSED = 0, 2
 """Exit codes: done; the configuration, an input or the fit is wrong."""
 
-TASKS = {"plan": plan.run}
-
 
 def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Path, console: Console) -> int:
-    """Run the task that ``composed`` names and return its exit code. A user's mistake is recorded, shown and returned,
-    never raised, so that a sweep goes on."""
-    for stale in (plan.PLAN_FILE, RESULT_FILE):
+    """Run the task that ``composed`` names, a module beside this one, and return its exit code.
+
+    A user's mistake is recorded, shown and returned, never raised, so that a sweep goes on.
+    """
+    for stale in (PLAN_FILE, RESULT_FILE):
         (directory / stale).unlink(missing_ok=True)
     try:
         config = config_from_plain(composed, overrides)
-        findings = TASKS[config.settings.task](config, directory, console)
+        task = import_module(f"gemma4cfg.tasks.{config.settings.task}")
+        findings = task.run(config, directory, console)
     except UserError as error:
         refuse(error, directory)
         return REFUSED
