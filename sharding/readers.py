@@ -14,6 +14,9 @@ from sharding.files import MissingFileError, filesystem, is_url, read_bytes
 STAMP_KEYS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "created")
 """What stores say about an object that changes with its bytes."""
 
+_REQUEST_BYTES = 2 * 2**20
+"""Ranges that are asked for at once: one stream from a store of objects is slow."""
+
 
 class Reader(Protocol):
     """An open file of ``size`` bytes."""
@@ -76,16 +79,19 @@ class RemoteReader:
         self.size = int(self._info()["size"])
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        data = self._system.cat_file(self._path, start=offset, end=offset + len(buffer)) if buffer else b""
-        if len(data) != len(buffer):
-            raise _ended(self.name, offset + len(data))
-        buffer[:] = data
+        done = 0
+        for data in self.read_pieces(range(offset, offset + len(buffer), _REQUEST_BYTES), _REQUEST_BYTES):
+            taken = data[: len(buffer) - done]
+            buffer[done : done + len(taken)] = taken
+            done += len(taken)
+        if done != len(buffer):
+            raise _ended(self.name, offset + done)
 
     def read_pieces(self, offsets: Sequence[int], size: int) -> list[bytes]:
         if not offsets:
             return []
         ends = [min(offset + size, self.size) for offset in offsets]
-        found: list[bytes] = self._system.cat_ranges([self._path] * len(offsets), list(offsets), ends)
+        found: list[bytes] = self._system.cat_ranges([self._path] * len(offsets), list(offsets), ends, on_error="raise")
         return found
 
     def stamp(self) -> str:
