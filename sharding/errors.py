@@ -15,3 +15,6 @@ class SourceChangedError(ShardingError):
 
 class NoSpaceError(ShardingError, OSError):
     """Too little room, found before the first byte is written (``errno`` is ENOSPC)."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from sharding.constants import rank_constants
 from sharding.convert import target_dtype
 from sharding.dtypes import dtype_name, stored_dtype
 from sharding.errors import ShardingError
-from sharding.layout import FORMAT_VERSION, HOST_FILE, RANK_FILE, FileLayout, lay_out
+from sharding.identity import digest, job_identity
+from sharding.layout import FORMAT_VERSION, HOST_FILE, FileLayout, lay_out, rank_files
 from sharding.placement import Placement, Whole, from_json
 from sharding.rows import Rows, rows_of
 from sharding.source import Source, StoredTensor
@@ -62,7 +60,7 @@ def make_job(
     """Raises ShardingError naming the tensor that is missing, of another shape or dtype, or cannot be placed."""
     wanted = stored_dtype(dtype) if dtype is not None else None
     reads = plan_reads(placements, tp, wanted, source)
-    constants = _constants(placements.get("rank_tensors", {}), tp)
+    constants = rank_constants(placements.get("rank_tensors", {}), tp)
     parts = [part.identity() for part in source.parts]
     identity = job_identity(placements, tp, wanted, source.names, parts, placement_id)
     job_id = digest(identity)
@@ -87,43 +85,10 @@ def make_job(
     return Job(job_id, identity, reads, layouts, data)
 
 
-def job_identity(
-    placements: Mapping[str, Any],
-    tp: int,
-    dtype: str | None,
-    names: Mapping[str, str],
-    parts: list[dict[str, object]],
-    placement_id: str | None,
-) -> dict[str, Any]:
-    """Everything that decides the output's bytes. Without ``placement_id``, it is taken as plans take it: SHA-256 of the
-    canonical JSON of ``{tp, dtype, tensors, rank_tensors}``."""
-    contents = {key: placements.get(key, {}) for key in ("tensors", "rank_tensors")}
-    placed = digest({"tp": tp, "dtype": dtype_name(dtype) if dtype else None, **contents})
-    return {
-        "format_version": FORMAT_VERSION,
-        "placement_id": placement_id or placed,
-        "placements_digest": placed,
-        "tp": tp,
-        "dtype": dtype_name(dtype) if dtype else None,
-        "names": dict(names),
-        "source": parts,
-    }
-
-
-def digest(plain: Any) -> str:
-    """SHA-256 of the canonical JSON, in hex."""
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def file_names(tp: int, reads: tuple[Read, ...]) -> list[str]:
     """The host's file where there is anything for it, then the ranks'."""
     on_host = any(file == HOST_FILE for read in reads for use in read.uses for file, _ in use.files)
     return [HOST_FILE] * on_host + rank_files(tp)
-
-
-def rank_files(tp: int) -> list[str]:
-    return [RANK_FILE.format(rank=rank) for rank in range(tp)]
 
 
 def plan_reads(placements: Mapping[str, Any], tp: int, dtype: str | None, source: Source) -> tuple[Read, ...]:
@@ -171,30 +136,3 @@ def _add(contents: dict[str, tuple[str, tuple[int, ...]]], name: str, value: tup
     if name in contents:
         raise ShardingError(f"two tensors are called '{name}' in one file")
     contents[name] = value
-
-
-def _constants(rank_tensors: Mapping[str, Any], tp: int) -> dict[str, dict[str, tuple[str, tuple[int, ...], bytes]]]:
-    """File to name to dtype, shape and bytes."""
-    constants: dict[str, dict[str, tuple[str, tuple[int, ...], bytes]]] = {file: {} for file in rank_files(tp)}
-    for name, tensor in rank_tensors.items():
-        dtype, values = stored_dtype(tensor["dtype"]), tensor["values"]
-        if len(values) != tp:
-            raise ShardingError(f"rank tensor '{name}' has values for {len(values)} ranks, not for {tp}")
-        for file, of_rank in zip(constants, values, strict=True):
-            try:
-                array = _array(of_rank, dtype)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise ShardingError(f"rank tensor '{name}': not {tensor['dtype']}: {error}") from error
-            constants[file][name] = (dtype, array.shape, array.tobytes())
-    return constants
-
-
-def _array(values: Any, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:
-    if dtype == "BF16":
-        from sharding.convert import converter
-
-        narrow = converter("F32", "BF16")
-        assert narrow is not None
-        wide = np.array(values, np.float32)
-        return np.concatenate(list(narrow(wide.reshape(-1).view(np.uint8)))).view(np.uint16).reshape(wide.shape)
-    return np.array(values, np.dtype(dtype_name(dtype)))

@@ -35,6 +35,11 @@ class FileLayout:
     size: int
 
 
+def rank_files(tp: int) -> list[str]:
+    """The ranks' files, in order."""
+    return [RANK_FILE.format(rank=rank) for rank in range(tp)]
+
+
 def lay_out(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> FileLayout:
     """The layout of file ``name`` with ``tensors`` (name to dtype and shape): widest elements first, then by name, so
     that each tensor is aligned to its own elements."""

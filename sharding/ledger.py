@@ -9,7 +9,7 @@ from typing import Any
 
 from sharding.errors import ForeignJobError, ShardingError
 from sharding.files import FormatError, join, json_object, read_bytes
-from sharding.headers import read_header
+from sharding.headers import TruncatedError, read_header
 from sharding.job import Job
 from sharding.layout import HOST_FILE, MANIFEST_FILE, RANK_FILE, FileLayout
 from sharding.records import FileRecord
@@ -87,6 +87,8 @@ class Ledger:
     def _job_of(self, name: str) -> str | None:
         try:
             return read_header(join(self.store.location, name)).metadata.get("job_id")
+        except TruncatedError as error:  # an upload that was cut off, where files appear before they are whole
+            return error.header.metadata.get("job_id")
         except ShardingError:
             return None
 

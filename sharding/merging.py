@@ -13,8 +13,7 @@ from sharding.dtypes import stored_dtype
 from sharding.errors import ShardingError
 from sharding.files import is_url, join
 from sharding.headers import Header, read_header
-from sharding.job import rank_files
-from sharding.layout import HOST_FILE, FileLayout, lay_out
+from sharding.layout import HOST_FILE, FileLayout, lay_out, rank_files
 from sharding.manifest import Manifest, read_manifest, refuse_incomplete
 from sharding.parts import INDEX_NAME
 from sharding.placement import Placement, Whole, from_json

@@ -12,7 +12,7 @@ from sharding.errors import ShardingError
 from sharding.files import join
 from sharding.headers import read_header
 from sharding.job import Job, make_job
-from sharding.layout import FileLayout
+from sharding.layout import MANIFEST_FILE, FileLayout
 from sharding.limits import BLOCK_BYTES
 from sharding.manifest import Manifest, read_manifest
 from sharding.readers import Reader, open_reader
@@ -33,16 +33,20 @@ def check(
     directory: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
     *,
+    placement_id: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> tuple[Problem, ...]:
     """Everything in a directory of rank files that is not what its manifest says, and with ``source``, not what that
-    checkpoint gives. Nothing is written.
+    checkpoint gives. With ``placement_id``, files placed otherwise are one problem. Nothing is written.
 
     Raises MissingFileError where there is no manifest, ShardingError for one that cannot be read or a source that is not
     sound, OSError.
     """
     location = os.fspath(directory)
     manifest = read_manifest(location)
+    if placement_id is not None and manifest.placement_id != placement_id:
+        ids = f"their placement id is {manifest.placement_id}, not {placement_id}"
+        return (Problem(MANIFEST_FILE, f"these files were made by another plan: {ids}"),)
     problems = _check_files(location, manifest, progress)
     if source is not None:
         problems += _check_source(os.fspath(source), manifest, progress)
@@ -109,7 +113,7 @@ def _check_source(location: str, manifest: Manifest, progress: ProgressCallback 
     with Source(location, manifest.names) as source:
         job = make_job(manifest.placements, manifest.tp, manifest.dtype, source, manifest.placement_id)
         if job.id != manifest.job_id:
-            return [Problem("manifest.json", f"these files were made from another checkpoint than {location}")]
+            return [Problem(MANIFEST_FILE, f"these files were made from another checkpoint than {location}")]
         meter = Meter("checking the source", _data_bytes(job), progress)
         expected = expected_digests(job, source, list(job.layouts), meter)
         source.refuse_changed()

@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from sharding.errors import NoSpaceError
+from sharding.writeback import STEP_BYTES, begin_writing
 
 Data = bytes | memoryview
 
@@ -26,6 +27,7 @@ class OutputFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.temporary = temporary_path(path)
+        self._begun = self._written = 0
         self._file: int | None = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.ftruncate(self._file, size)
@@ -39,6 +41,7 @@ class OutputFile:
         view = memoryview(data)
         while len(view):
             count = write_at(self._file, view, offset)
+            self._spread(offset, count)
             view, offset = view[count:], offset + count
 
     def finish(self) -> None:
@@ -61,6 +64,15 @@ class OutputFile:
             os.close(file)
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
+
+    def _spread(self, offset: int, count: int) -> None:
+        """Have what was written in a row go to the disk while the next is made."""
+        if offset != self._written:
+            self._begun = offset
+        self._written = offset + count
+        if self._file is not None and self._written - self._begun >= STEP_BYTES:
+            begin_writing(self._file, self._begun, self._written - self._begun)
+            self._begun = self._written
 
 
 class Nowhere:

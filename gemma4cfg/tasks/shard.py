@@ -44,7 +44,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     try:
         if choice.check:
             with shown_progress(console) as progress:
-                problems = check(destination, checkpoint.location, progress=progress)
+                problems = check(destination, checkpoint.location, placement_id=plan.placement_id, progress=progress)
             if problems:
                 raise _unsound(problems, destination)
             console.print(
