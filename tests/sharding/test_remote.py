@@ -183,3 +183,18 @@ def test_nothing_is_left_in_the_staging_directory(source, store, tmp_path, monke
     monkeypatch.setattr("tempfile.tempdir", str(staging))
     reshard(PLACEMENTS, 4, source, store)
     assert list(staging.iterdir()) == []
+
+
+def test_an_upload_that_was_cut_off_is_made_again(source, store):
+    """Where a store shows files before they are whole."""
+    reshard(PLACEMENTS, 4, source, store)
+    system, path = fsspec.url_to_fs(store)
+    system.pipe_file(f"{path}/{RANKS[2]}", system.cat_file(f"{path}/{RANKS[2]}")[:-50])
+    system.rm(f"{path}/.reshard/{RANKS[2]}.json")
+    assert reshard(PLACEMENTS, 4, source, store).written == (RANKS[2],)
+    assert check(store, source) == ()
+
+
+def test_a_mirror_onto_itself(source, tmp_path):
+    with pytest.raises(ShardingError, match="both the destination and its mirror"):
+        reshard(PLACEMENTS, 4, source, tmp_path / "out", mirror=str(tmp_path / "out"))

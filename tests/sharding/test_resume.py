@@ -160,6 +160,9 @@ def test_a_copy_of_the_source_continues(source, out):
     (out / RANKS[0]).unlink()
     copied = shutil.copytree(source, source.parent / "copy", copy_function=shutil.copyfile)
     assert reshard(placements(), 4, copied, out).written == (RANKS[0],)
+    seen = []
+    reshard(placements(), 4, copied, out, progress=seen.append)
+    assert {progress.what for progress in seen} == {"checking files"}  # the source was compared once
 
 
 def test_files_that_nobody_remembers_are_not_overwritten(source, out):
@@ -319,6 +322,13 @@ def test_check_against_the_source(source, out):
     tuned = write_parts(source.parent / "tuned", [dict.fromkeys("abc", (SHAPE, "BF16"))], seed="tuned")
     (problem,) = check(out, tuned)
     assert "another checkpoint" in problem.message
+
+
+def test_check_of_another_plans_files(source, out):
+    made = reshard(placements(), 4, source, out)
+    assert check(out, placement_id=made.placement_id) == ()
+    (problem,) = check(out, placement_id="another")
+    assert "made by another plan" in problem.message
 
 
 def test_check_without_a_manifest(source, out):

@@ -116,6 +116,9 @@ def test_what_is_wrong_exits_with_2(checkpoint, tmp_path):
     assert [finding["code"] for finding in result(tmp_path)["findings"]] == ["rank_file"]
     assert not (tmp_path / "run" / "plan.json").exists()
 
+    unlike = run(tmp_path, *command[:2], "tp=4", "output=out", "shard.check=true")
+    assert (unlike.returncode, "made by another plan" in unlike.stderr) == (2, True), unlike.stderr
+
     other = run(tmp_path, *command[:2], "tp=4", "output=out")
     assert other.returncode == 2
     assert "tp (2, now 4)" in other.stderr
