@@ -55,3 +55,13 @@ def _dtype(dtype: str) -> tuple[int, str]:
     if dtype not in DTYPES:
         raise FormatError(f"unknown dtype {dtype!r}; safetensors has {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def stored_dtype(name: str) -> str:
+    """safetensors' spelling, ``BF16``, of a dtype in either spelling. Raises FormatError for an unknown one."""
+    if name in DTYPES:
+        return name
+    for stored, (_, torch_name) in DTYPES.items():
+        if torch_name == name:
+            return stored
+    raise FormatError(f"unknown dtype {name!r}; there are {', '.join(torch_name for _, torch_name in DTYPES.values())}")

@@ -22,8 +22,8 @@ def file_size(path: str | os.PathLike[str]) -> int:
     """Bytes in the file. Raises MissingFileError."""
     name = os.fspath(path)
     try:
-        if _is_url(name):
-            system, inner = _filesystem(name)
+        if is_url(name):
+            system, inner = filesystem(name)
             return int(system.info(inner)["size"])
         return Path(name).stat().st_size
     except FileNotFoundError:
@@ -37,8 +37,8 @@ def read_bytes(path: str | os.PathLike[str], start: int, stop: int) -> bytes:
     """
     name = os.fspath(path)
     try:
-        if _is_url(name):
-            system, inner = _filesystem(name)
+        if is_url(name):
+            system, inner = filesystem(name)
             # An empty range means the whole file to some filesystems.
             data = bytes(system.cat_file(inner, start=start, end=stop)) if stop > start else b""
         else:
@@ -56,8 +56,8 @@ def file_names(directory: str | os.PathLike[str]) -> tuple[str, ...]:
     """Names in the directory, sorted. Raises MissingFileError where it is absent or no directory."""
     name = os.fspath(directory)
     try:
-        if _is_url(name):
-            system, inner = _filesystem(name)
+        if is_url(name):
+            system, inner = filesystem(name)
             if not system.isdir(inner):
                 raise MissingFileError(f"{name}: no such directory")
             paths = [str(path) for path in system.ls(inner, detail=False)]
@@ -94,11 +94,13 @@ def json_object(data: bytes, name: str) -> dict[str, Any]:
     return fields
 
 
-def _is_url(name: str) -> bool:
+def is_url(name: str) -> bool:
+    """Whether it is an fsspec URL."""
     return "://" in name
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem and the path in it. Raises ShardingError where the scheme has no driver here."""
     try:
         from fsspec.core import url_to_fs
 

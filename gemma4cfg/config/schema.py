@@ -69,6 +69,15 @@ class OffloadChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardChoice:
+    """How ``task=shard`` writes rank files. ``mirror`` is a second directory or fsspec URL for them."""
+
+    mirror: str | None
+    digests: bool
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How graphs become programs. A field is null where the recipe has no such choice.
 
@@ -86,7 +95,7 @@ class Recipe:
 class Settings:
     """The plain keys, outside the groups that are looked up by name."""
 
-    task: Literal["plan"]
+    task: Literal["plan", "shard"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
     swap_gib: int = field(metadata={"minimum": 0})
@@ -98,6 +107,7 @@ class Settings:
     ple: PleChoice
     shapes: ShapesChoice
     offload: OffloadChoice
+    shard: ShardChoice
 
 
 @dataclass(frozen=True, slots=True)

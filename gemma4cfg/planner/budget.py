@@ -13,9 +13,7 @@ from gemma4cfg.config.target import Target
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import Budget, HbmBudget, HostBudget, HostPart, Layer, Shapes
 from gemma4cfg.planner.division import Division
-
-SHARD_PEAK = 300 * 2**20
-"""The most that streaming a checkpoint into rank files may hold, whatever the model."""
+from sharding.limits import PEAK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def _host(given: BudgetInputs) -> HostBudget:
     load_peak = given.division.weights * _loaded_copies(given) + tables
     reserve = given.sdk.stack.estimates.host_reserve.bytes
     return HostBudget(
-        shard_peak=SHARD_PEAK,
+        shard_peak=PEAK_BYTES,
         compile_peak=_compile_peak(given),
         load_peak=load_peak,
         steady=tables,

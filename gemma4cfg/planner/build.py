@@ -18,7 +18,7 @@ from gemma4cfg.planner.draft import Draft, draft_plan
 from gemma4cfg.planner.finish import finish_plan
 from gemma4cfg.planner.fit import does_not_fit, figures
 from gemma4cfg.planner.offload import check_offload
-from gemma4cfg.planner.unread import refuse_unread
+from gemma4cfg.planner.unread import refuse_unread, refuse_unread_by_task
 
 
 def build_plan(config: Config) -> Plan:
@@ -27,6 +27,7 @@ def build_plan(config: Config) -> Plan:
     Raises ConfigError for values that cannot be, PlanError (with findings) where the checkpoint contradicts the model or
     the plan does not fit, saying what would.
     """
+    refuse_unread_by_task(config.overrides, config.settings.task)
     refuse_unread(config.overrides, config.model)
     check_offload(config.settings.offload, config.model)
     checked = _audit(config)

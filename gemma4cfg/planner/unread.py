@@ -9,6 +9,13 @@ from gemma4cfg.config.schema import Recipe
 from gemma4cfg.errors import ConfigError
 
 
+def refuse_unread_by_task(overrides: Sequence[str], task: str) -> None:
+    """Raises ConfigError for an override of another task's keys."""
+    for key in _keys(overrides):
+        if key.startswith("shard.") and task != "shard":
+            raise ConfigError(f"{key} is never read: task={task}; add task=shard, or leave it out")
+
+
 def refuse_unread(overrides: Sequence[str], architecture: Architecture) -> None:
     """Raises ConfigError for an override about a part that the model does not have."""
     absent = {

@@ -9,6 +9,8 @@ from typing import Any
 
 from gemma4cfg.plan.encode import readable
 
+PLAN_FILE = "plan.json"
+
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:
     """Write ``plain`` as JSON under ``path``: beside it first, then renamed."""

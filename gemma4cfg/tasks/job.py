@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from gemma4cfg.config.compose import config_from_plain
 from gemma4cfg.errors import ConfigError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
-from gemma4cfg.tasks import plan
-from gemma4cfg.tasks.files import write_json
+from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.terminal import show_refusal
 
 RESULT_FILE = "result.json"
@@ -22,17 +22,18 @@ RESULT_FILE = "result.json"
 DONE, FAILED, REFUSED = 0, 1, 2
 """Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong."""
 
-TASKS = {"plan": plan.run}
-
 
 def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Path, console: Console) -> int:
-    """Run the task that ``composed`` names and return its exit code. A user's mistake is recorded, shown and returned,
-    never raised, so that a sweep goes on."""
-    for stale in (plan.PLAN_FILE, RESULT_FILE):
+    """Run the task that ``composed`` names, a module beside this one, and return its exit code.
+
+    A user's mistake is recorded, shown and returned, never raised, so that a sweep goes on.
+    """
+    for stale in (PLAN_FILE, RESULT_FILE):
         (directory / stale).unlink(missing_ok=True)
     try:
         config = config_from_plain(composed, overrides)
-        findings = TASKS[config.settings.task](config, directory, console)
+        task = import_module(f"gemma4cfg.tasks.{config.settings.task}")
+        findings = task.run(config, directory, console)
     except UserError as error:
         refuse(error, directory)
         return REFUSED
@@ -47,7 +48,7 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
 def refuse(error: UserError, directory: Path) -> None:
     """Record a user's mistake in ``result.json`` and say it on standard error; no plan of an earlier run is left."""
-    (directory / plan.PLAN_FILE).unlink(missing_ok=True)
+    (directory / PLAN_FILE).unlink(missing_ok=True)
     code = "config" if isinstance(error, ConfigError) else "plan"
     findings = error.findings or (Finding("error", code, None, str(error), ""),)
     write_result(directory, "refused", REFUSED, findings)

@@ -9,10 +9,8 @@ from rich.console import Console
 from gemma4cfg.config.schema import Config
 from gemma4cfg.findings import Finding
 from gemma4cfg.planner.build import build_plan
-from gemma4cfg.tasks.files import write_json
+from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.terminal import show_plan
-
-PLAN_FILE = "plan.json"
 
 
 def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:

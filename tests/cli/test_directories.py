@@ -99,7 +99,7 @@ def test_a_defect_is_recorded_and_raised(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyError("a defect")
 
     chosen = SimpleNamespace(settings=SimpleNamespace(task="plan"))
-    monkeypatch.setitem(job.TASKS, "plan", defective)
+    monkeypatch.setattr("gemma4cfg.tasks.plan.run", defective)
     monkeypatch.setattr(job, "config_from_plain", lambda *_: chosen)
     with pytest.raises(KeyError, match="a defect"):
         job.run_job({}, (), tmp_path, Console(file=StringIO()))

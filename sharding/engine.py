@@ -1,0 +1,133 @@
+"""One pass over the source: each tensor is read once, in blocks, and goes to every file that takes part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from sharding.convert import Bytes
+from sharding.feeds import RowFeed, RunFeed, rows_of_block
+from sharding.job import Job, Read, Use
+from sharding.limits import BLOCK_BYTES
+from sharding.placement import Range, Zeros
+from sharding.records import Meter
+from sharding.rows import Pieces, is_ascending, segments, union
+from sharding.source import Source
+from sharding.stream import Output, TensorStream
+
+Feed = RunFeed | RowFeed
+Taker = tuple[TensorStream, Pieces]
+Digests = dict[str, dict[str, str]]
+"""File to tensor to digest."""
+
+
+class Engine:
+    """Holds the two buffers, of a block each; ``bytes_read`` counts what was read of the source."""
+
+    def __init__(self, job: Job, source: Source) -> None:
+        self._job, self._source = job, source
+        self._block: Bytes = np.empty(BLOCK_BYTES, np.uint8)
+        self._gathered: Bytes = np.empty(BLOCK_BYTES, np.uint8)
+        self.bytes_read = 0
+
+    def run(self, outputs: Mapping[str, Output], meter: Meter) -> Digests:
+        """Fill ``outputs`` (by file name) and return their tensors' digests, in the files' order.
+
+        Raises SourceChangedError where the source ends early, OSError.
+        """
+        digests: Digests = {file: {} for file in outputs}
+        for file, output in outputs.items():
+            layout = self._job.layouts[file]
+            output.write(layout.header, 0)
+            for name, raw in self._job.constants.get(file, {}).items():
+                stream = TensorStream(layout.tensors[name], layout.tensors[name].dtype, output, meter)
+                stream.append(np.frombuffer(raw, np.uint8))
+                digests[file][name] = stream.finish()
+        for read in self._job.reads:
+            self._pass(read, outputs, meter, digests)
+        return {
+            file: {name: found[name] for name in self._job.layouts[file].tensors} for file, found in digests.items()
+        }
+
+    def _pass(self, read: Read, outputs: Mapping[str, Output], meter: Meter, digests: Digests) -> None:
+        streams: list[tuple[str, str, TensorStream]] = []
+        runs: list[tuple[Use, list[Taker]]] = []
+        for use in read.uses:
+            takers: list[Taker] = []
+            for file, rank in use.files:
+                if file in outputs:
+                    tensor = self._job.layouts[file].tensors[use.name]
+                    stream = TensorStream(tensor, read.tensor.entry.dtype, outputs[file], meter)
+                    streams.append((file, use.name, stream))
+                    takers.append((stream, use.rows.ranks[rank]))
+            if not takers:
+                continue
+            if use.rows.contiguous:
+                runs.append((use, takers))
+            else:
+                self._gather(read, use, takers)
+        self._run(read, runs)
+        for file, name, stream in streams:
+            digests[file][name] = stream.finish()
+
+    def _gather(self, read: Read, use: Use, takers: Sequence[Taker]) -> None:
+        self._feed(read, [RowFeed(use.rows, takers, self._gathered)], _steps(0, use.rows.total, _row_step(use)))
+
+    def _run(self, read: Read, runs: Sequence[tuple[Use, Sequence[Taker]]]) -> None:
+        feeds: list[Feed] = []
+        ranges: set[tuple[int, int, tuple[Range, ...]]] = set()
+        for use, takers in runs:
+            ascending = [taker for taker in takers if is_ascending(taker[1])]
+            for stream, pieces in takers:
+                if not is_ascending(pieces):
+                    self._scattered(read, use, stream, pieces)
+            if ascending:
+                feeds += [RunFeed(stream, use.rows, pieces) for stream, pieces in ascending]
+                ranges.add((use.rows.count, use.rows.size, tuple(union([pieces for _, pieces in ascending]))))
+        if len(ranges) == 1:
+            self._feed(read, feeds, _needed(*ranges.pop()))
+        elif feeds:
+            self._feed(read, feeds, _steps(0, read.tensor.entry.stop - read.tensor.entry.start, BLOCK_BYTES))
+
+    def _scattered(self, read: Read, use: Use, stream: TensorStream, pieces: Pieces) -> None:
+        """A rank whose pieces do not follow the source's order: each is read for itself."""
+        for segment in segments(use.rows, pieces):
+            if isinstance(segment, Zeros):
+                stream.skip(segment.length)
+            else:
+                for start, stop in _steps(segment.start, segment.stop, BLOCK_BYTES):
+                    stream.append(self._read(read, start, stop))
+
+    def _feed(self, read: Read, feeds: Collection[Feed], blocks: Iterator[tuple[int, int]]) -> None:
+        for start, stop in blocks:
+            block = self._read(read, start, stop)
+            for feed in feeds:
+                feed.take(start, block)
+        for feed in feeds:
+            feed.finish()
+
+    def _read(self, read: Read, start: int, stop: int) -> Bytes:
+        block = self._block[: stop - start]
+        self._source.reader(read.tensor.part).read_into(block.data, read.tensor.start + start)
+        self.bytes_read += stop - start
+        return block
+
+
+def _row_step(use: Use) -> int:
+    return rows_of_block(use.rows) * use.rows.size
+
+
+def _steps(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def _needed(count: int, size: int, ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
+    """Blocks of the bytes that are taken of each of ``count`` rows of ``size`` bytes; rows taken whole are one range."""
+    if list(ranges) == [Range(0, size)]:
+        yield from _steps(0, count * size, BLOCK_BYTES)
+        return
+    for row in range(count):
+        for piece in ranges:
+            yield from _steps(row * size + piece.start, row * size + piece.stop, BLOCK_BYTES)

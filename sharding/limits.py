@@ -1,0 +1,12 @@
+"""What streaming may hold in memory, whatever the model and the number of ranks."""
+
+from __future__ import annotations
+
+BLOCK_BYTES = 8 * 2**20
+"""The most of a source tensor that is read at a time."""
+
+RUN_BYTES = 128 * 2**10
+"""Runs at least this long are written as they lie in the block; shorter ones are gathered row by row first."""
+
+PEAK_BYTES = 300 * 2**20
+"""Bound of peak resident memory above the interpreter; at most a third of it is the program's own buffers."""
