@@ -21,8 +21,8 @@ TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_
 
 def audit(architecture: Architecture, checkpoint: Checkpoint) -> Audit:
     """Everything wrong or remarkable in the headers; errors mean that no plan can be made of them."""
-    prefix = stored_prefix(checkpoint)
-    text, others = _split(checkpoint, prefix)
+    names = stored_names(checkpoint)
+    text, others = _split(checkpoint, names)
     findings = [*checkpoint.problems, *_unknown_modules(others)]
     quantised = packed(text)
     findings += quantised or _compared(architecture, checkpoint, text)
@@ -32,13 +32,20 @@ def audit(architecture: Architecture, checkpoint: Checkpoint) -> Audit:
     return Audit(
         findings=tuple(findings),
         dtypes={name: tensor.dtype for name, tensor in known.items()},
-        prefix=prefix,
+        names=names,
         other_modules={module: _count(tensors) for module, tensors in others.items()},
     )
 
 
-def stored_prefix(checkpoint: Checkpoint) -> str:
-    """What precedes ``embed_tokens.weight``: ``model.language_model.``, or ``model.`` in a text-only checkpoint."""
+def stored_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """What stands in the files for canonical prefixes and names: ``{"model.": "model.language_model."}`` in a text-only
+    checkpoint, and the head where it is stored."""
+    heads = (name for name in checkpoint.tensors if name == LM_HEAD or name.endswith("." + LM_HEAD))
+    return {_stored_prefix(checkpoint): PREFIX, **dict.fromkeys(heads, LM_HEAD)}
+
+
+def _stored_prefix(checkpoint: Checkpoint) -> str:
+    """What precedes ``embed_tokens.weight``."""
     suffix = EMBEDDING.removeprefix(PREFIX)
     found = [name.removesuffix(suffix) for name in checkpoint.tensors if name == suffix or name.endswith("." + suffix)]
     if found:
@@ -46,8 +53,11 @@ def stored_prefix(checkpoint: Checkpoint) -> str:
     return PREFIX if any(name.startswith(PREFIX) for name in checkpoint.tensors) else "model."
 
 
-def _split(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, StoredTensor], dict[str, dict[str, StoredTensor]]]:
+def _split(
+    checkpoint: Checkpoint, names: Mapping[str, str]
+) -> tuple[dict[str, StoredTensor], dict[str, dict[str, StoredTensor]]]:
     """Text tensors by canonical name, the others by module."""
+    prefix = next(stored for stored, canonical in names.items() if canonical == PREFIX)
     text: dict[str, StoredTensor] = {}
     others: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in checkpoint.tensors.items():

@@ -36,10 +36,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """``dtypes``: canonical name to dtype as stored, for stored tensors of the inventory. ``prefix`` is what stands in
-    the files for ``model.language_model.``. ``other_modules``: module to ``{"tensors": n, "elements": n}``."""
+    """``dtypes``: canonical name to dtype as stored, for stored tensors of the inventory. ``names`` maps what stands in the
+    files (a prefix, or the head's name) to what is canonical. ``other_modules``: module to
+    ``{"tensors": n, "elements": n}``."""
 
     findings: tuple[Finding, ...]
     dtypes: dict[str, str]
-    prefix: str
+    names: dict[str, str]
     other_modules: dict[str, dict[str, int]]

@@ -39,7 +39,7 @@ def build_plan(config: Config) -> Plan:
 
 def _audit(config: Config) -> Audit:
     """What the headers say; a tensor that they lack is taken to be stored as the model's configuration declares."""
-    checked = Audit((), {}, "", {})
+    checked = Audit((), {}, {}, {})
     if config.checkpoint:
         from gemma4cfg.architecture.audit import audit  # not paid for where there is no checkpoint
 

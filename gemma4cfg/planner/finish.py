@@ -95,7 +95,7 @@ def _provenance(config: Config, draft: Draft, checked: Audit) -> dict[str, Any]:
         "config_hash": digest({**to_plain(config.settings), **to_plain(chosen), "model": to_plain(config.model)}),
         "checkpoint": config.settings.checkpoint,
         "checkpoint_header_hash": checkpoint.header_hash if checkpoint else None,
-        "checkpoint_names": {checked.prefix: "model.language_model."} if checked.prefix else {},
+        "checkpoint_names": dict(checked.names),
         "other_modules": to_plain(checked.other_modules),
         "output": config.settings.output,
     }

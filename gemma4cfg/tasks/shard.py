@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
-from gemma4cfg.architecture.audit import stored_prefix
-from gemma4cfg.architecture.inventory import LM_HEAD, PREFIX
-from gemma4cfg.architecture.stored import Checkpoint
 from gemma4cfg.config.schema import Config
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
@@ -59,7 +55,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
                     checkpoint.location,
                     destination,
                     plan.dtype,
-                    names=stored_names(checkpoint),
+                    names=plan.provenance["checkpoint_names"],
                     placement_id=plan.placement_id,
                     mirror=choice.mirror,
                     digests=choice.digests,
@@ -71,15 +67,6 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
         raise PlanError(str(error), (Finding("error", "shard", None, str(error), ""),)) from error
     write_json(directory / PLAN_FILE, plan.to_json())
     return plan.findings
-
-
-def stored_names(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """What stands in the files for the canonical prefixes: ``{"model.": "model.language_model."}`` in a text-only one."""
-    names = {stored_prefix(checkpoint): PREFIX}
-    for name in checkpoint.tensors:
-        if name == LM_HEAD or name.endswith("." + LM_HEAD):
-            names[name] = LM_HEAD
-    return names
 
 
 def _unsound(problems: tuple[Problem, ...], destination: str) -> PlanError:

@@ -52,7 +52,7 @@ def test_published_checkpoint_has_no_fault(model: str) -> None:
     found = audit(arch, headers_only(published_tensors(model)))
     optional = sum(fact.status == "optional" for fact in inventory(arch).values())
     assert [finding.severity for finding in found.findings] == ["info"] * bool(optional)
-    assert found.prefix == TEXT
+    assert found.names == {TEXT: TEXT}
     assert set(found.dtypes.values()) == {"bfloat16"}
     assert set(found.dtypes) == set(inventory(arch)) - {"lm_head.weight"}
 
@@ -78,7 +78,7 @@ def test_text_only_checkpoint_audits_alike(model: str) -> None:
     """Case 50: canonical names and dtypes are equal once the prefix is mapped."""
     whole = audit(architecture(model), headers_only(published_tensors(model)))
     text = audit(architecture(model), headers_only(text_only(published_tensors(model))))
-    assert text.prefix == "model."
+    assert text.names == {"model.": TEXT}
     assert text.dtypes == whole.dtypes
     assert text.findings == whole.findings
     assert text.other_modules == {}

@@ -120,6 +120,8 @@ def reshard(tp: int) -> tuple[str, dict[str, Any]]:
             "source": ref("provenance/checkpoint"),
             "destination": ref("placement_id"),
             "dtype": "bfloat16",
+            "names": ref("provenance/checkpoint_names"),
+            "placement_id": ref("placement_id"),
         },
     )
 
@@ -396,7 +398,7 @@ def test_transcript(name: str) -> None:
 def plan_like(given: CallInputs) -> dict[str, Any]:
     return {
         "placement_id": "1" * 64,
-        "provenance": {"checkpoint": None, "output": None},
+        "provenance": {"checkpoint": None, "checkpoint_names": {}, "output": None},
         "layers": [{"index": 0}],
         "tensors": {"model.language_model.norm.weight": {}},
         "rank_tensors": {"layers.0.experts.ids": {"dtype": "int32", "values": [[r] for r in range(given.tp)]}},

@@ -110,6 +110,8 @@ def reshard(script: Script, inputs: CallInputs) -> None:
         source=ref("provenance/checkpoint"),
         destination=ref("placement_id"),
         dtype=inputs.dtype,
+        names=ref("provenance/checkpoint_names"),
+        placement_id=ref("placement_id"),
     )
 
 
