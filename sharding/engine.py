@@ -9,7 +9,7 @@ import numpy as np
 from sharding.convert import Bytes
 from sharding.feeds import RowFeed, RunFeed, rows_of_block
 from sharding.job import Job, Read, Use
-from sharding.limits import BLOCK_BYTES
+from sharding.limits import BLOCK_BYTES, REMOTE_BLOCK_BYTES
 from sharding.placement import Range, Zeros
 from sharding.records import Meter
 from sharding.rows import Pieces, is_ascending, segments, union
@@ -27,8 +27,9 @@ class Engine:
 
     def __init__(self, job: Job, source: Source) -> None:
         self._job, self._source = job, source
-        self._block: Bytes = np.empty(BLOCK_BYTES, np.uint8)
-        self._gathered: Bytes = np.empty(BLOCK_BYTES, np.uint8)
+        self._block_bytes = REMOTE_BLOCK_BYTES if source.is_remote else BLOCK_BYTES
+        self._block: Bytes = np.empty(self._block_bytes, np.uint8)
+        self._gathered: Bytes = np.empty(self._block_bytes, np.uint8)
         self.bytes_read = 0
 
     def run(self, outputs: Mapping[str, Output], meter: Meter) -> Digests:
@@ -72,7 +73,11 @@ class Engine:
             digests[file][name] = stream.finish()
 
     def _gather(self, read: Read, use: Use, takers: Sequence[Taker]) -> None:
-        self._feed(read, [RowFeed(use.rows, takers, self._gathered)], _steps(0, use.rows.total, _row_step(use)))
+        self._feed(
+            read,
+            [RowFeed(use.rows, takers, self._gathered)],
+            _steps(0, use.rows.total, _row_step(use, self._block_bytes)),
+        )
 
     def _run(self, read: Read, runs: Sequence[tuple[Use, Sequence[Taker]]]) -> None:
         feeds: list[Feed] = []
@@ -86,9 +91,9 @@ class Engine:
                 feeds += [RunFeed(stream, use.rows, pieces) for stream, pieces in ascending]
                 ranges.add((use.rows.count, use.rows.size, tuple(union([pieces for _, pieces in ascending]))))
         if len(ranges) == 1:
-            self._feed(read, feeds, _needed(*ranges.pop()))
+            self._feed(read, feeds, _needed(*ranges.pop(), self._block_bytes))
         elif feeds:
-            self._feed(read, feeds, _steps(0, read.tensor.entry.stop - read.tensor.entry.start, BLOCK_BYTES))
+            self._feed(read, feeds, _steps(0, read.tensor.entry.stop - read.tensor.entry.start, self._block_bytes))
 
     def _scattered(self, read: Read, use: Use, stream: TensorStream, pieces: Pieces) -> None:
         """A rank whose pieces do not follow the source's order: each is read for itself."""
@@ -96,7 +101,7 @@ class Engine:
             if isinstance(segment, Zeros):
                 stream.skip(segment.length)
             else:
-                for start, stop in _steps(segment.start, segment.stop, BLOCK_BYTES):
+                for start, stop in _steps(segment.start, segment.stop, self._block_bytes):
                     stream.append(self._read(read, start, stop))
 
     def _feed(self, read: Read, feeds: Collection[Feed], blocks: Iterator[tuple[int, int]]) -> None:
@@ -114,8 +119,8 @@ class Engine:
         return block
 
 
-def _row_step(use: Use) -> int:
-    return rows_of_block(use.rows) * use.rows.size
+def _row_step(use: Use, block: int) -> int:
+    return rows_of_block(use.rows, block) * use.rows.size
 
 
 def _steps(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
@@ -123,11 +128,11 @@ def _steps(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, stop)
 
 
-def _needed(count: int, size: int, ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
+def _needed(count: int, size: int, ranges: Sequence[Range], block: int) -> Iterator[tuple[int, int]]:
     """Blocks of the bytes that are taken of each of ``count`` rows of ``size`` bytes; rows taken whole are one range."""
     if list(ranges) == [Range(0, size)]:
-        yield from _steps(0, count * size, BLOCK_BYTES)
+        yield from _steps(0, count * size, block)
         return
     for row in range(count):
         for piece in ranges:
-            yield from _steps(row * size + piece.start, row * size + piece.stop, BLOCK_BYTES)
+            yield from _steps(row * size + piece.start, row * size + piece.stop, block)

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sharding.convert import Bytes
-from sharding.limits import BLOCK_BYTES
 from sharding.placement import Range, Zeros
 from sharding.rows import Pieces, Rows, segments
 from sharding.stream import TensorStream
@@ -79,6 +78,6 @@ class RowFeed:
         """Rows are whole: nothing is left."""
 
 
-def rows_of_block(rows: Rows) -> int:
-    """Rows that are gathered at a time: neither they nor what a rank takes of them are more than a block."""
-    return max(1, BLOCK_BYTES // max(rows.size, rows.local_size, 1))
+def rows_of_block(rows: Rows, block: int) -> int:
+    """Rows that are gathered at a time: neither they nor what a rank takes of them are more than ``block`` bytes."""
+    return max(1, block // max(rows.size, rows.local_size, 1))

@@ -12,6 +12,7 @@ from sharding.job import Job
 from sharding.ledger import Ledger
 from sharding.records import FileRecord, Meter
 from sharding.source import Source
+from sharding.writeback import Writeback
 from sharding.writer import OutputFile
 
 
@@ -35,11 +36,12 @@ def produce(
     engine = Engine(job, source)
     outputs: dict[str, OutputFile] = {}
     try:
-        for layout in layouts:
-            outputs[layout.name] = OutputFile(directory / layout.name, layout.size)
-        digests = engine.run(outputs, meter)
-        for output in outputs.values():
-            output.finish()
+        with Writeback() as writeback:
+            for layout in layouts:
+                outputs[layout.name] = OutputFile(directory / layout.name, layout.size, writeback)
+            digests = engine.run(outputs, meter)
+            for output in outputs.values():
+                output.finish()
         source.refuse_changed()
         records = tuple(
             FileRecord(

@@ -73,7 +73,7 @@ class Restorer:
     def _scatter(
         self, rows: Rows, owned: Sequence[Owned], shares: Sequence[tuple[str, int]], stream: TensorStream
     ) -> None:
-        step = rows_of_block(rows)
+        step = rows_of_block(rows, BLOCK_BYTES)
         for row in range(0, rows.count, step):
             count = min(step, rows.count - row)
             target = self._rows[: count * rows.size].reshape(count, rows.size)

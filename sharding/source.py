@@ -9,7 +9,7 @@ from types import TracebackType
 
 from sharding.checksum import xxh3_128
 from sharding.errors import ShardingError, SourceChangedError
-from sharding.files import join, read_bytes
+from sharding.files import is_url, join, read_bytes
 from sharding.headers import Header, TensorEntry, read_header
 from sharding.parts import checkpoint_parts
 from sharding.readers import Reader, Readers
@@ -58,6 +58,11 @@ class Source:
                 Part(name, header, _sample(self._readers[name], header), self._readers[name].stamp())
                 for name, header in headers.items()
             )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether every read is a request."""
+        return is_url(self.location)
 
     def reader(self, part: str) -> Reader:
         return self._readers[part]

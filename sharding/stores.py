@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sharding.files import MissingFileError, file_names, file_size, filesystem, is_url, join, read_bytes
-from sharding.limits import BLOCK_BYTES
+from sharding.limits import REMOTE_BLOCK_BYTES
 from sharding.readers import open_reader
 from sharding.writer import OutputFile, sync_directory, temporary_path, write_file
 
@@ -19,7 +19,7 @@ RECORDS = ".reshard"
 
 JOB_FILE = f"{RECORDS}/job.json"
 
-_UPLOAD_PART, _UPLOADS_AT_ONCE = 2 * BLOCK_BYTES, 2
+_UPLOAD_PART, _UPLOADS_AT_ONCE = 2 * REMOTE_BLOCK_BYTES, 2
 """An upload in parts holds some of them in memory."""
 
 
@@ -153,9 +153,9 @@ def copy_in(source: str, target: Path, accept: Callable[[Path], bool] | None = N
     try:
         output = OutputFile(target, reader.size)
         try:
-            buffer = memoryview(bytearray(min(BLOCK_BYTES, reader.size)))
-            for start in range(0, reader.size, BLOCK_BYTES):
-                block = buffer[: min(BLOCK_BYTES, reader.size - start)]
+            buffer = memoryview(bytearray(min(REMOTE_BLOCK_BYTES, reader.size)))
+            for start in range(0, reader.size, REMOTE_BLOCK_BYTES):
+                block = buffer[: min(REMOTE_BLOCK_BYTES, reader.size - start)]
                 reader.read_into(block, start)
                 output.write(block, start)
             output.finish()

@@ -6,11 +6,38 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import TracebackType
 
 STEP_BYTES = 32 * 2**20
 """Bytes in a row after which it is told."""
 
 _SYNC_FILE_RANGE_WRITE = 2
+
+
+class Writeback:
+    """Begins writing on a thread of its own, as the system may make the caller wait for its disk."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback")
+        self._begun: list[Future[None]] = []
+
+    def begin(self, file: int, start: int, size: int) -> None:
+        """Have these bytes of an open file go to its disk soon."""
+        self._begun.append(self._thread.submit(begin_writing, file, start, size))
+
+    def settle(self) -> None:
+        """Wait until all of it has begun; then its files may be closed."""
+        wait(self._begun)
+        self._begun.clear()
+
+    def __enter__(self) -> Writeback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(cancel_futures=True)
 
 
 def begin_writing(file: int, start: int, size: int) -> None:

@@ -16,7 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from sharding.errors import NoSpaceError
-from sharding.writeback import STEP_BYTES, begin_writing
+from sharding.limits import WRITE_BYTES
+from sharding.writeback import STEP_BYTES, Writeback
 
 Data = bytes | memoryview
 
@@ -24,8 +25,9 @@ Data = bytes | memoryview
 class OutputFile:
     """A file of ``size`` bytes in the making; bytes that are never written are zeros."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, writeback: Writeback | None = None) -> None:
         self.path = path
+        self._writeback = writeback
         self.temporary = temporary_path(path)
         self._begun = self._written = 0
         self._file: int | None = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -40,7 +42,7 @@ class OutputFile:
         assert self._file is not None
         view = memoryview(data)
         while len(view):
-            count = write_at(self._file, view, offset)
+            count = write_at(self._file, view[:WRITE_BYTES], offset)
             self._spread(offset, count)
             view, offset = view[count:], offset + count
 
@@ -48,8 +50,7 @@ class OutputFile:
         """Make it durable, still under its temporary name."""
         if self._file is not None:
             sync(self._file)
-            file, self._file = self._file, None
-            os.close(file)
+            self._close()
 
     def publish(self) -> None:
         """Give it its final name, at once and for good."""
@@ -59,19 +60,24 @@ class OutputFile:
 
     def discard(self) -> None:
         """Remove it; nothing happens to a file that was published."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            os.close(file)
+        self._close()
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            if self._writeback:
+                self._writeback.settle()
+            file, self._file = self._file, None
+            os.close(file)
 
     def _spread(self, offset: int, count: int) -> None:
         """Have what was written in a row go to the disk while the next is made."""
         if offset != self._written:
             self._begun = offset
         self._written = offset + count
-        if self._file is not None and self._written - self._begun >= STEP_BYTES:
-            begin_writing(self._file, self._begun, self._written - self._begun)
+        if self._writeback and self._file is not None and self._written - self._begun >= STEP_BYTES:
+            self._writeback.begin(self._file, self._begun, self._written - self._begun)
             self._begun = self._written
 
 

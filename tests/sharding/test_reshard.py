@@ -63,7 +63,6 @@ PLACEMENTS: dict[str, tuple[tuple[int, ...], Placement]] = {
 def test_each_rank_holds_its_pieces(tmp_path, monkeypatch, name, block, width):
     monkeypatch.setattr(sharding.rows, "BLOCK_BYTES", block)
     monkeypatch.setattr(sharding.engine, "BLOCK_BYTES", block)
-    monkeypatch.setattr(sharding.feeds, "BLOCK_BYTES", block)
     monkeypatch.setattr(sharding.restore, "BLOCK_BYTES", block)
     dtype = {1: "U8", 2: "BF16", 8: "I64"}[width]
     shape, placement = PLACEMENTS[name]
