@@ -1,4 +1,4 @@
-"""Records to plain data and back, canonical JSON, and the plan's three identities."""
+"""Records to plain data, canonical JSON, and the plan's identities."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
-
-from gemma4cfg.decode import decode
-from gemma4cfg.errors import ConfigError
-from gemma4cfg.plan.records import Plan
 
 OUTSIDE_PLAN_ID = ("plan_id", "provenance", "findings", "estimate", "budget", "decisions")
 """Keys that may change without anything having to be rebuilt."""
@@ -94,16 +90,3 @@ def digest_of(encoded: Mapping[str, str]) -> str:
     """SHA-256 of the canonical JSON of an object whose values are canonical JSON already."""
     body = ",".join(f'"{key}":{encoded[key]}' for key in sorted(encoded))
     return hashlib.sha256(f"{{{body}}}".encode()).hexdigest()
-
-
-def plan_from_json(data: Mapping[str, Any]) -> Plan:
-    """A plan from plain data. Raises ConfigError for a foreign format, a missing or unknown key, or ids that do not hold."""
-    if data.get("format_version") != "1.0":
-        raise ConfigError(f"plan format_version={data.get('format_version')}: this version reads 1.0")
-    plan = decode(Plan, data, "plan")
-    for key, expected in zip(("placement_id", "plan_id"), identities(data), strict=True):
-        if data[key] != expected:
-            raise ConfigError(
-                f"the plan was changed after it was made: its {key} is {data[key]}, its contents give {expected}"
-            )
-    return plan

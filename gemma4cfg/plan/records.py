@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemma4cfg.architecture.model import LayerType
+from gemma4cfg.decode import decode
+from gemma4cfg.errors import ConfigError
 from gemma4cfg.findings import Finding
+from gemma4cfg.plan.encode import identities, to_plain
 
 FORMAT_VERSION = "1.0"
 
@@ -274,14 +277,21 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, the contents of ``plan.json``. It shares ``tensors`` with the plan: not to be changed."""
-        from gemma4cfg.plan.encode import to_plain
-
         plain: dict[str, Any] = to_plain(replace(self, tensors={}))
         return {**plain, "tensors": self.tensors}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """A plan read back. Raises ConfigError where ``data`` is no plan or is not what its ids say."""
-        from gemma4cfg.plan.encode import plan_from_json
+        """A plan read back.
 
-        return plan_from_json(data)
+        Raises ConfigError for a foreign format, a missing or unknown key, or ids that the contents do not give.
+        """
+        if data.get("format_version") != FORMAT_VERSION:
+            raise ConfigError(f"plan format_version={data.get('format_version')}: this version reads {FORMAT_VERSION}")
+        plan = decode(cls, data, "plan")
+        for key, expected in zip(("placement_id", "plan_id"), identities(data), strict=True):
+            if data[key] != expected:
+                raise ConfigError(
+                    f"the plan was changed after it was made: its {key} is {data[key]}, its contents give {expected}"
+                )
+        return plan
