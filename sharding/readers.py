@@ -79,20 +79,16 @@ class RemoteReader:
         self.size = int(self._info()["size"])
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        done = 0
-        for data in self.read_pieces(range(offset, offset + len(buffer), _REQUEST_BYTES), _REQUEST_BYTES):
-            taken = data[: len(buffer) - done]
-            buffer[done : done + len(taken)] = taken
-            done += len(taken)
+        done, stop = 0, offset + len(buffer)
+        starts = range(offset, stop, _REQUEST_BYTES)
+        for data in self._ranges(starts, [min(start + _REQUEST_BYTES, stop) for start in starts]):
+            buffer[done : done + len(data)] = data
+            done += len(data)
         if done != len(buffer):
             raise _ended(self.name, offset + done)
 
     def read_pieces(self, offsets: Sequence[int], size: int) -> list[bytes]:
-        if not offsets:
-            return []
-        ends = [min(offset + size, self.size) for offset in offsets]
-        found: list[bytes] = self._system.cat_ranges([self._path] * len(offsets), list(offsets), ends, on_error="raise")
-        return found
+        return self._ranges(offsets, [offset + size for offset in offsets])
 
     def stamp(self) -> str:
         self._system.invalidate_cache()
@@ -104,6 +100,15 @@ class RemoteReader:
 
     def close(self) -> None:
         return None
+
+    def _ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """These ranges, asked for at once; what lies after the end is left out."""
+        asked = [(start, min(stop, self.size)) for start, stop in zip(starts, stops, strict=True) if start < self.size]
+        if not asked:
+            return []
+        firsts, lasts = map(list, zip(*asked, strict=True))
+        found: list[bytes] = self._system.cat_ranges([self._path] * len(asked), firsts, lasts, on_error="raise")
+        return found
 
     def _info(self) -> dict[str, Any]:
         try:

@@ -58,7 +58,8 @@ def rows_of(placement: Placement, shape: Sequence[int], dtype: str, tp: int) -> 
         raise ShardingError(f"rows of {shape[placement.dim] * bits} bits do not fill whole bytes")
     count = prod(shape[: placement.dim])
     local_size = sum(map(piece_length, ranks[0]))
-    return Rows(count, size, local_size, ranks, _is_contiguous(count, max(size, local_size), ranks))
+    contiguous = size == 0 or _is_contiguous(count, max(size, local_size), ranks)
+    return Rows(count, size, local_size, ranks, contiguous)
 
 
 def is_ascending(pieces: Pieces) -> bool:

@@ -17,7 +17,7 @@ from sharding.records import FileRecord, ProgressCallback, ReshardResult
 from sharding.source import Source
 from sharding.stores import RECORDS, LocalStore, RemoteStore, open_store
 from sharding.trust import Records, Trust, stored
-from sharding.writer import refuse_full, remove_abandoned
+from sharding.writer import refuse_full, remove_abandoned, temporary_name
 
 
 def reshard(
@@ -94,13 +94,15 @@ class _Run:
         """Make every file that is not there yet, and return the records of all."""
         for ledger in self.ledgers:
             ledger.refuse_foreign()
+        for ledger in self.ledgers:
+            if isinstance(ledger.store, LocalStore):
+                remove_abandoned(ledger.store.path)
+                remove_abandoned(ledger.store.path / RECORDS)
         if isinstance(self.home.store, LocalStore):
             return self._complete_locally(self.home.store.path)
         return self._complete_remotely()
 
     def _complete_locally(self, directory: Path) -> Records:
-        remove_abandoned(directory)
-        remove_abandoned(directory / RECORDS)
         records = self._trust.verified(self.home, directory)
         missing = self._missing(records)
         refuse_full(directory, sum(self._job.layouts[name].size for name in missing))
@@ -130,13 +132,16 @@ class _Run:
                         f"{mirror.store.location}: {name} is complete in {self.home.store.location} but not in the "
                         f"mirror: run with the mirror as the destination, or without it"
                     )
-        with tempfile.TemporaryDirectory(prefix="reshard-") as staging:
+        remove_abandoned(Path(tempfile.gettempdir()))
+        prefix, suffix = temporary_name("reshard")
+        with tempfile.TemporaryDirectory(suffix, prefix) as staging:
             directory = Path(staging)
             refuse_full(directory, max((self._job.layouts[name].size for name in missing), default=0))
             self._claim()
             for name in missing:
                 (record,) = self._produce([name], directory)
                 for ledger in self.ledgers:
+                    ledger.refuse_foreign()
                     _store(ledger, directory, record)
                 records[name] = record
                 (directory / name).unlink()

@@ -80,9 +80,13 @@ class LocalStore:
         inside = made / Path(JOB_FILE).name
         try:
             write_file(inside, data)
-            with contextlib.suppress(OSError):
+            try:
                 made.rename(self.path / RECORDS)
-                sync_directory(self.path)
+            except OSError:
+                if not (self.path / JOB_FILE).exists():  # records that lost it
+                    with contextlib.suppress(FileExistsError):
+                        os.link(inside, self.path / JOB_FILE)
+            sync_directory(self.path)
         finally:
             if made.exists():
                 inside.unlink(missing_ok=True)
@@ -122,7 +126,13 @@ class RemoteStore:
         self._system.pipe_file(self._inside(name), data)
 
     def claim(self, data: bytes) -> None:
-        if self.size(JOB_FILE) is None:
+        """Where the store can (S3's ``If-None-Match``), of two that try at once one has it."""
+        if self.size(JOB_FILE) is not None:
+            return
+        if "mode" in inspect.signature(getattr(self._system, "_pipe_file", self._system.pipe_file)).parameters:
+            with contextlib.suppress(FileExistsError):
+                self._system.pipe_file(self._inside(JOB_FILE), data, mode="create")
+        else:
             self.write(JOB_FILE, data)
 
     def put(self, path: Path, name: str) -> None:

@@ -131,7 +131,13 @@ def refuse_full(directory: Path, needed: int) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{_started(os.getpid())}-{secrets.token_hex(4)}.part")
+    prefix, suffix = temporary_name(path.name)
+    return path.with_name(prefix + secrets.token_hex(4) + suffix)
+
+
+def temporary_name(name: str) -> tuple[str, str]:
+    """What goes before and after a word of letters and digits in a name that ``remove_abandoned`` knows."""
+    return f".{name}.{_host()}-{os.getpid()}-{_started(os.getpid())}-", ".part"
 
 
 def remove_abandoned(directory: Path) -> None:
