@@ -1,11 +1,11 @@
 """Public faults of this field that a planner meets, one test each: the right value, or the refusal in its words.
 
 The numbers are those of the collection of cases. Elsewhere: what headers say (11, 21, 27, 39, 49, 50, 54, 70, 72, 76 and
-94) in tests/architecture, the detection of broken plans (45 and 19 as input) in test_invariants. Not a planner's to
-find, and left to later work:
+94) in tests/architecture, the detection of broken plans (45 and 19 as input) in test_invariants, resharding (38, 46, 77)
+in tests/sharding. Not a planner's to find, and left to later work:
 
-- resharding: 37 (buffers rebuilt on a rank), 38 (checks through the production path), 46 (presharded stores), 77;
-- proof on CPU ranks: 16, 17, 18, 48, 58 and 59 (values of the cap), 63, 65 to 69, 75;
+- proof on CPU ranks: 16, 17, 18, 37 (buffers rebuilt on a rank), 38 (verifying through the resharder), 48, 58 and 59
+  (values of the cap), 63, 65 to 69, 75;
 - compiling: 36, 40, 83;
 - sweeps: 86, 87, 89, 90.
 """
