@@ -49,7 +49,7 @@ def sdk() -> Sdk:
         "parallel_model_trace": FLAGS,
         "model_builder_v1": FLAGS_V2.split(),
         "model_builder_v2": FLAGS_V2.split(),
-        "vllm": [],
+        "vllm": ["--gpu-memory-utilization", "0.9"],
     }
     apis = {key: Api({"inf2": "supported"}, tuple(words), "") for key, words in flags.items()}
     release = decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28"))
@@ -363,7 +363,7 @@ MODEL_BUILDER_V2_TRN2: Transcript = [
 ]
 
 VLLM_WORDS = ["--dtype", "float16", "--max-model-len", "8", "--max-num-seqs", "1"]
-VLLM_WORDS += ["--gpu-memory-utilization", "0.9", "--tensor-parallel-size", "2"]
+VLLM_WORDS += ["--tensor-parallel-size", "2", "--gpu-memory-utilization", "0.9"]
 
 
 def vllm_transcript(served: Any) -> Transcript:

@@ -2,7 +2,6 @@
 
 - ``--dtype`` is always said: a checkpoint in bfloat16 meets cards without it (T4G);
 - ``--max-model-len`` and ``--max-num-seqs`` bound the KV: the model's own maximum of positions does not fit;
-- ``--gpu-memory-utilization`` is the published run's. What it leaves beside the weights becomes KV;
 - no attention backend is chosen: two head sizes in one model leave vLLM a single one (Triton), which it takes by
   itself, and the environment variable once meant for it is ignored;
 - ``requires``: releases below the pin read ``head_dim`` as one number and stop.
@@ -15,8 +14,6 @@ from __future__ import annotations
 from gemma4cfg.plan.records import Call
 from gemma4cfg.planner.calls.parts import CallInputs, Script, ref
 
-GPU_MEMORY_UTILIZATION = 0.9
-
 
 def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
     """``flags`` are the release's further words of the command."""
@@ -25,7 +22,6 @@ def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
         "--dtype": inputs.dtype,
         "--max-model-len": inputs.shapes.kv_length,
         "--max-num-seqs": inputs.shapes.batch,
-        "--gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
         "--tensor-parallel-size": inputs.tp,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
