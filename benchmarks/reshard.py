@@ -361,10 +361,11 @@ def lines(found: Mapping[str, Mapping[str, Series]]) -> Iterator[str]:
             ("speed beside cp, neither synced", ratios(copy.returned, unsynced.returned, share)),
         ):
             yield _verdict(what, statistics.median(pairs), SPEED_TARGET, True, f"{min(pairs):.2f} to {max(pairs):.2f}")
-        peak = statistics.median(ours.resident) / statistics.median(usual.resident)
-        yield _verdict("peak RSS beside the usual way", peak, MEMORY_TARGET, False, "")
-        anonymous = statistics.median(ours.anonymous) / max(1, statistics.median(usual.anonymous))
-        yield f"  {'anonymous memory beside the usual way':40}{anonymous:>6.2f}  no target"
+        for what, peak, other in (
+            ("peak RSS beside the usual way", ours.resident, usual.resident),
+            ("anonymous memory beside the usual way", ours.anonymous, usual.anonymous),
+        ):
+            yield _verdict(what, statistics.median(peak) / max(1, statistics.median(other)), MEMORY_TARGET, False, "")
 
 
 def growth_lines(what: str, found: Mapping[int, Series]) -> Iterator[str]:
