@@ -27,6 +27,10 @@ class PlanError(UserError):
     """A configuration that reads well but has no plan: it does not fit, or the checkpoint contradicts it."""
 
 
+class DisprovedError(UserError):
+    """A plan that was run and is not right (exit code 3)."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'tp'?"`` when a known word is near ``word`` in any case, else the known words (at most twelve)."""
     known = sorted(set(known))

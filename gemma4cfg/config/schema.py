@@ -78,6 +78,18 @@ class ShardChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyChoice:
+    """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all."""
+
+    layers: int | None = field(metadata=_POSITIVE)
+    steps: int = field(metadata=_POSITIVE)
+    seed: int = field(metadata={"minimum": 0})
+    transport: Literal["auto", "shared_memory", "gloo"]
+    spmd: bool
+    inject: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How graphs become programs. A field is null where the recipe has no such choice.
 
@@ -95,7 +107,7 @@ class Recipe:
 class Settings:
     """The plain keys, outside the groups that are looked up by name."""
 
-    task: Literal["plan", "shard"]
+    task: Literal["plan", "shard", "verify"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
     swap_gib: int = field(metadata={"minimum": 0})
@@ -108,6 +120,7 @@ class Settings:
     shapes: ShapesChoice
     offload: OffloadChoice
     shard: ShardChoice
+    verify: VerifyChoice
 
 
 @dataclass(frozen=True, slots=True)

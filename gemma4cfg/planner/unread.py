@@ -9,11 +9,16 @@ from gemma4cfg.config.schema import Recipe
 from gemma4cfg.errors import ConfigError
 
 
+TASKS_WITH_KEYS = ("shard", "verify")
+"""Tasks that have a node of their own name."""
+
+
 def refuse_unread_by_task(overrides: Sequence[str], task: str) -> None:
     """Raises ConfigError for an override of another task's keys."""
     for key in _keys(overrides):
-        if key.startswith("shard.") and task != "shard":
-            raise ConfigError(f"{key} is never read: task={task}; add task=shard, or leave it out")
+        owner, dot, _ = key.partition(".")
+        if dot and owner in TASKS_WITH_KEYS and task != owner:
+            raise ConfigError(f"{key} is never read: task={task}; add task={owner}, or leave it out")
 
 
 def refuse_unread(overrides: Sequence[str], architecture: Architecture) -> None:

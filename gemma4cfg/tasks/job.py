@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from gemma4cfg.config.compose import config_from_plain
-from gemma4cfg.errors import ConfigError, UserError
+from gemma4cfg.errors import ConfigError, DisprovedError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
@@ -19,8 +19,9 @@ from gemma4cfg.views.terminal import show_refusal
 
 RESULT_FILE = "result.json"
 
-DONE, FAILED, REFUSED = 0, 1, 2
-"""Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong."""
+DONE, FAILED, REFUSED, DISPROVED = 0, 1, 2, 3
+"""Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong; a plan was
+run and is not right."""
 
 
 def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Path, console: Console) -> int:
@@ -34,6 +35,10 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
         config = config_from_plain(composed, overrides)
         task = import_module(f"gemma4cfg.tasks.{config.settings.task}")
         findings = task.run(config, directory, console)
+    except DisprovedError as error:
+        write_result(directory, "disproved", DISPROVED, error.findings)
+        show_refusal(error, Console(stderr=True, highlight=False, soft_wrap=True))
+        return DISPROVED
     except UserError as error:
         refuse(error, directory)
         return REFUSED
