@@ -87,6 +87,7 @@ class VerifyChoice:
     transport: Literal["auto", "shared_memory", "gloo"]
     spmd: bool
     inject: str | None
+    matrix: Literal["covering", "full"] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _head(plan: Plan, unplaced: Parameters, collectives: Collectives) -> nn.Modu
     if LM_HEAD not in unplaced:
         return None
     weight, entry = unplaced.pop(LM_HEAD), plan.tensors[LM_HEAD]
-    if entry["placement"]["dim"] is not None:
+    if plan.tp > 1 and entry["placement"]["dim"] is not None:
         return GatheredHead(weight, entry["shape"][0], collectives)
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     head.weight = weight

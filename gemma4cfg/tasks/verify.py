@@ -13,8 +13,9 @@ from gemma4cfg.errors import DisprovedError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.planner.build import build_plan
+from gemma4cfg.planner.unread import refuse_unread_by_matrix
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
-from gemma4cfg.views.proof import show_drills, show_proof
+from gemma4cfg.views.proof import show_case, show_drills, show_proof
 
 if TYPE_CHECKING:
     from gemma4cfg.verify.place import Place
@@ -31,13 +32,16 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     Raises UserError where there is no plan or nothing to run it on, DisprovedError where a check fails, or a drill of
     ``verify.inject=all`` is not detected.
     """
+    refuse_unread_by_matrix(config.overrides, config.settings.verify.matrix)
     plan = build_plan(config)
     write_json(directory / PLAN_FILE, plan.to_json())
     from gemma4cfg.verify.place import place_of  # torch is not paid for by what is refused above
 
     place = place_of(config.settings.verify.transport)
     with tempfile.TemporaryDirectory(prefix="gemma4cfg-verify-") as work:
-        if config.settings.verify.inject is None:
+        if config.settings.verify.matrix is not None:
+            _matrix(config, directory, Path(work), place, console)
+        elif config.settings.verify.inject is None:
             _prove(config, plan.plan_id, directory, Path(work), place, console)
         else:
             _drill(config, directory, Path(work), place, console)
@@ -49,7 +53,8 @@ def _prove(config: Config, plan_id: str, directory: Path, work: Path, place: Pla
     from gemma4cfg.verify.subject import subject_of
 
     choice = config.settings.verify
-    proof = prove(prepare(subject_of(config), choice.steps, choice.seed, work, place), work, place)
+    prepared = prepare(subject_of(config), choice.steps, choice.seed, work, place)
+    proof = prove(prepared, work, place, spmd=choice.spmd)
     plain = {"plan_id": plan_id, "holds": proof.holds, **to_plain(proof)}
     if place.leads:
         write_json(directory / PROOF_FILE, plain)
@@ -85,6 +90,23 @@ def _drill(config: Config, directory: Path, work: Path, place: Place, console: C
         raise DisprovedError(
             f"verify.inject={asked} is detected: {detected[0].evidence}", (_finding(asked, detected[0].evidence),)
         )
+
+
+def _matrix(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
+    from gemma4cfg.verify.matrix import cases
+    from gemma4cfg.verify.matrix_run import run_cases
+
+    choice = config.settings.verify
+    assert choice.matrix is not None
+    wanted = cases((config.model.name,), choice.matrix)
+    results = []
+    for result in run_cases(wanted, choice.steps, choice.seed, work, place):
+        results.append(result)
+        show_case(to_plain(result), len(results), len(wanted), console)
+        write_json(directory / PROOF_FILE, {"cases": to_plain(tuple(results)), "of": len(wanted)})
+    wrong = [" ".join(result.overrides) for result in results if not result.holds]
+    if wrong:
+        raise DisprovedError(f"disproved: {'; '.join(wrong)}", tuple(_finding("matrix", case) for case in wrong))
 
 
 def _finding(name: str, detail: str) -> Finding:

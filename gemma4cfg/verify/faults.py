@@ -13,7 +13,6 @@ from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.graphs import RankModule
 from gemma4cfg.runtime.host.tables import HostTables
 
-
 InputsEdit = Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]
 """A graph's name and the inputs of one call to other inputs."""
 

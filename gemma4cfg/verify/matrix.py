@@ -37,17 +37,17 @@ class Case:
         return frozenset((a, b) for a, b in combinations(sorted(self.features), 2) if a[0] != b[0])
 
 
-def cases(extent: Literal["covering", "full"]) -> tuple[Case, ...]:
+def cases(models: Sequence[str], extent: Literal["covering", "full"]) -> tuple[Case, ...]:
     """The whole product, or so many of it that every pair of features that meets anywhere meets in one of them."""
-    every = every_case()
+    every = every_case(tuple(models))
     return every if extent == "full" else covering(every)
 
 
 @cache
-def every_case() -> tuple[Case, ...]:
+def every_case(models: tuple[str, ...]) -> tuple[Case, ...]:
     """Every plan that is possible, each once: where a policy changes nothing it is not asked for."""
     found: dict[str, Case] = {}
-    for model in MODELS:
+    for model in models:
         base = load_config([f"model={model}"])
         for choices in _choices(base):
             try:

@@ -156,7 +156,7 @@ class ReadParameters(TorchFunctionMode):
         super().__init__()
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
             self._note(value)
         return func(*args, **(kwargs or {}))

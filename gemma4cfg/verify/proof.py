@@ -22,7 +22,7 @@ from gemma4cfg.verify.faults import NO_FAULT, Fault
 from gemma4cfg.verify.logits import LogitsRunner
 from gemma4cfg.verify.place import Place
 from gemma4cfg.verify.placements import placement_kinds
-from gemma4cfg.verify.records import Proof
+from gemma4cfg.verify.records import Check, Proof
 from gemma4cfg.verify.reference_process import PromptRun, ReferenceJob, ReferenceResult, run_reference
 from gemma4cfg.verify.subject import Subject
 from sharding import reshard
@@ -76,18 +76,23 @@ def prepare(subject: Subject, steps: int, seed: int, work: Path, place: Place) -
     return Prepared(subject, checkpoint, reference, clock.seconds)
 
 
-def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT) -> Proof:
-    """Cut the weights, run the plan on CPU ranks and compare it with the reference; ``fault`` is planted in the run.
+def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT, spmd: bool = False) -> Proof:
+    """Cut the weights, run the plan on CPU ranks and compare it with the reference; ``fault`` is planted in the run. With
+    ``spmd`` every graph is exported as well, and has to be one program for all ranks.
 
     ``work`` is a directory for rank files. Raises UserError where the weights are not those of the plan, RankError where a
     rank fails.
     """
     plan, reference, clock = prepared.subject.plan, prepared.reference, Clock()
     with clock.measure("reshard"):
-        ranks = place.per_machine(lambda: _rank_files(fault.planned(plan), prepared.checkpoint, work))
+        ranks = place.per_machine(lambda: rank_files(fault.planned(plan), prepared.checkpoint, work))
     with clock.measure("ranks"), place.ranks(plan, ranks, fault) as group:
-        logits, outputs = _run(plan, fault, group, ranks, reference.runs)
+        logits, outputs = run_plan(plan, fault, group, ranks, reference.runs)
         observed = group.observed()
+    checks: list[Check] = []
+    if spmd:
+        with clock.measure("export"):
+            checks.append(place.once(lambda: _one_program(plan, ranks)))
     noise = max(run.noise for run in reference.runs)
     streams = tuple(
         stream_result(ours, torch.from_numpy(run.logits), len(run.prompt), noise)
@@ -107,7 +112,7 @@ def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT)
             "noise": noise,
             "draws": [run.draws for run in reference.runs],
         },
-        checks=proof_checks(plan, reference, streams, errors, observed, kinds),
+        checks=(*proof_checks(plan, reference, streams, errors, observed, kinds), *checks),
         streams=streams,
         layers=errors,
         exercised={
@@ -119,7 +124,7 @@ def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT)
     )
 
 
-def _run(
+def run_plan(
     plan: Plan, fault: Fault, ranks: Ranks, directory: Path, runs: Sequence[PromptRun]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Our logits [1 + steps, vocabulary] and layers' outputs [layers, prompt tokens, hidden] of each run: as many prompts
@@ -145,7 +150,13 @@ def _run(
     return logits, layers
 
 
-def _rank_files(plan: Plan, checkpoint: Path, work: Path) -> Path:
+def _one_program(plan: Plan, ranks: Path) -> Check:
+    from gemma4cfg.verify.spmd import one_program
+
+    return one_program(plan, ranks)
+
+
+def rank_files(plan: Plan, checkpoint: Path, work: Path) -> Path:
     """A new directory in ``work`` with the rank files of ``plan``, as the resharder makes them."""
     destination = tempfile.mkdtemp(prefix="ranks-", dir=work)
     plain = plan.to_json()

@@ -20,14 +20,14 @@ from typing import Any
 # Run by path, Python looks beside this file first, where a module of the project could stand for one of theirs.
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
 
-import torch
-import transformers
-from safetensors.torch import save_file
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
-KNOWN_BAD = {
-    version: "with use_cache=False, layers that borrow K/V compute their own (huggingface/transformers#45242, mended by #45312)"
-    for version in ("5.5.0", "5.5.1")
-}
+KNOWN_BAD = dict.fromkeys(
+    ("5.5.0", "5.5.1"),
+    "with use_cache=False, layers that borrow K/V compute their own (huggingface/transformers#45242, mended by #45312)",
+)
 """Versions whose Gemma 4 disagrees with itself."""
 
 LIMITS = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}

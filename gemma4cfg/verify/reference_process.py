@@ -121,6 +121,6 @@ def _environment(job: ReferenceJob) -> dict[str, str]:
 
 
 def _run(number: int, values: Mapping[str, Any], tensors: Mapping[str, Array]) -> PromptRun:
-    plain = {key: value for key, value in values.items() if key not in ("prompt", "tokens")}
-    arrays = {name: tensors[f"{number}.{name}"] for name in ("logits", "hidden", "margins")}
-    return PromptRun(prompt=tuple(values["prompt"]), tokens=tuple(values["tokens"]), **arrays, **plain)
+    plain: dict[str, Any] = {key: value for key, value in values.items() if key not in ("prompt", "tokens")}
+    plain |= {name: tensors[f"{number}.{name}"] for name in ("logits", "hidden", "margins")}
+    return PromptRun(prompt=tuple(values["prompt"]), tokens=tuple(values["tokens"]), **plain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,12 @@ from gemma4cfg.architecture.model import Architecture, AttentionTypes, MlpFacts,
 from gemma4cfg.architecture.rounding import embedding_scales
 from gemma4cfg.config.schema import AttentionChoice, Config, LmHeadChoice, MoeChoice, PleChoice, ShapesChoice
 from gemma4cfg.errors import ConfigError
-from gemma4cfg.plan.records import Layer, Plan, Shapes
+from gemma4cfg.plan.records import Plan, Shapes
 from gemma4cfg.planner.attention import choose_layouts
+from gemma4cfg.verify.structure import structure
 from gemma4cfg.verify.twin_sizes import same_cut, small_expert_count, small_head_dim
 
-HIDDEN_SIZES = (32, 64, 128, 256, 512, 1024, 2048)
+HIDDEN_SIZES = tuple(size * octave for octave in (1, 2, 4, 8, 16, 32, 64) for size in (32, 40, 48, 56))
 """The first that keeps every layer's head layout: where heads are padded, the cheapest way depends on the width."""
 
 TWIN_WINDOW = 8
@@ -80,7 +81,7 @@ def twin_config(config: Config, plan: Plan, *, batch: int, prefill_buckets: Sequ
 
 def check_twin(plan: Plan, twin: Plan) -> None:
     """Raises TwinError, with every difference, where the structure of ``twin`` is not that of ``plan``."""
-    ours, theirs = dict(_structure(plan)), dict(_structure(twin))
+    ours, theirs = dict(structure(plan)), dict(structure(twin))
     different = [
         f"{key}: {theirs.get(key)} instead of {ours.get(key)}"
         for key in dict.fromkeys((*ours, *theirs))
@@ -108,8 +109,8 @@ def _small(
         if [(layout.local_q_heads, layout.local_kv_heads) for layout in layouts] == heads:
             return twin
     raise ConfigError(
-        f"no small model pads the heads of tp={plan.tp} as this plan does: a batch of {shapes.batch} streams of "
-        f"{shapes.kv_length} tokens is too much K/V for it; verify fewer or shorter prompts"
+        f"no tiny twin pads the heads as this plan does at tp={plan.tp}, where bytes of weights and of K/V are close; "
+        "verify real weights with checkpoint=DIR, or a tp that divides the query heads"
     )
 
 
@@ -159,55 +160,3 @@ def _wide(model: Architecture, hidden: int) -> Architecture:
     """``model`` with another hidden size, and the scales that follow from it."""
     ple: PleFacts | None = replace(model.ple, projection_scale=hidden**-0.5) if model.ple else None
     return replace(model, hidden_size=hidden, embedding_scale=embedding_scales(hidden)[0], ple=ple)
-
-
-def _structure(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Everything in a plan that a twin must have too: what is where and done in which order, no size or float type."""
-    for key in ("target", "sdk", "recipe", "tp", "weight_copies"):
-        yield key, getattr(plan, key)
-    yield "shapes.kv_layout", plan.shapes.kv_layout
-    yield "shapes.prompt_chunking", plan.shapes.prompt_chunking
-    for key in ("rms_norm_eps", "activation", "attention_scale", "final_logit_softcap"):
-        yield f"numerics.{key}", getattr(plan.numerics, key)
-    for layer in plan.layers:
-        for key, value in _layer_structure(layer):
-            yield f"layer {layer.index} ({layer.type}): {key}", value
-    kinds: dict[int, Any] = {}
-    for name, entry in plan.tensors.items():
-        for key in ("kind", "status", "home", "local_name", "source"):
-            yield f"tensors.{name}.{key}", entry.get(key)
-        placement = entry["placement"]
-        if id(placement) not in kinds:
-            kinds[id(placement)] = _placement_kind(placement)
-        yield f"tensors.{name}.placement", kinds[id(placement)]
-    yield "rank_tensors", [(name, tensor.dtype) for name, tensor in plan.rank_tensors.items()]
-    yield "host", [(part.what, part.tensor) for part in plan.host]
-    yield "graphs", [graph.kind for graph in plan.graphs]
-    for number, graph in enumerate(plan.graphs):
-        for key in ("inputs", "outputs", "state"):
-            yield f"graphs.{number} ({graph.kind}).{key}", [port.name for port in getattr(graph, key)]
-        yield f"graphs.{number} ({graph.kind}).collectives", graph.collectives
-    yield "calls", [call.api for call in plan.calls]
-
-
-def _layer_structure(layer: Layer) -> Iterator[tuple[str, Any]]:
-    yield "q_heads, kv_heads", (layer.q_heads, layer.kv_heads)
-    yield "window", layer.window is not None
-    yield "attention", layer.attention
-    yield "kv", replace(layer.kv, shape=None)
-    yield "kv.shape", layer.kv.shape and layer.kv.shape[1]
-    yield "value_source", layer.value_source
-    yield "rope", (layer.rope.theta, layer.rope.type)
-    yield "mlp.reduce", layer.mlp.reduce
-    yield "ple", layer.ple and (layer.ple.reduce, layer.ple.local_width == layer.ple.width)
-    if moe := layer.moe:
-        whole = (moe.local_experts == moe.experts, moe.local_intermediate == moe.intermediate)
-        yield "moe", (moe.partition, moe.top_k, moe.reduce, *whole)
-
-
-def _placement_kind(placement: Mapping[str, Any] | None) -> Any:
-    """The dimension, and for each rank which of its pieces are zeros."""
-    if placement is None or placement["dim"] is None:
-        return placement
-    ranks = ["".join("0" if isinstance(piece, dict) else "x" for piece in pieces) for pieces in placement["ranges"]]
-    return placement["dim"], ranks

@@ -106,11 +106,12 @@ def _scaled(name: str, facts: TensorFacts, bits: np.random.Philox, count: int) -
 
 def _uniform(bits: np.random.Philox, count: int) -> Array:
     """In [0, 1), from the generator's raw bits: exact arithmetic, so no library's version or processor matters."""
-    return (bits.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    uniform: Array = (bits.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform
 
 
 def _normal(bits: np.random.Philox, count: int) -> Array:
     """Near enough to a standard normal: the sum of four uniform 16-bit numbers, exact, brought to mean 0 and variance 1."""
     parts = bits.random_raw(count).astype("<u8").view("<u2").reshape(count, 4)
-    total = parts.sum(axis=1, dtype=np.int64)
-    return (total - 2 * (2**16 - 1)) / sqrt((2.0**32 - 1) / 3)
+    normal: Array = (parts.sum(axis=1, dtype=np.int64) - 2 * (2**16 - 1)) / sqrt((2.0**32 - 1) / 3)
+    return normal

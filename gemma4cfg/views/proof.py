@@ -58,5 +58,16 @@ def show_drills(report: Mapping[str, Any], console: Console) -> None:
     console.print(f"\n{report['detected']}/{report['total']} detected")
 
 
+def show_case(case: Mapping[str, Any], number: int, of: int, console: Console) -> None:
+    """Print one line of a matrix."""
+    mark = "[green]holds[/]" if case["holds"] else f"[bold red]FAILS[/] {', '.join(case['failed'])}"
+    figures = " ".join(_figure(case[key]) for key in ("prefill_relative", "decode_relative"))
+    console.print(
+        f"{number:>3}/{of} {mark} {figures} (limit {_figure(case['limit'])}, {case['tokens']} tokens, {case['seconds']:.0f} s) "
+        + escape(" ".join(case["overrides"])),
+        soft_wrap=True,
+    )
+
+
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"

@@ -155,7 +155,9 @@ UNIFIED = "Gemma4UnifiedForCausalLM"
         pytest.param({"attention_scale": 0.5}, "model.attention_scale=0.5", id="attention-scale"),
         pytest.param({"embedding_scale": 3.0}, "model.embedding_scale=3.0", id="embedding-scale"),
         pytest.param({"ple": replace(PLE, embedding_scale=3.0)}, "model.ple.embedding_scale=3.0", id="ple-scale"),
-        pytest.param({"ple": replace(PLE, projection_scale=1.0)}, "model.ple.projection_scale=1.0", id="ple-projection"),
+        pytest.param(
+            {"ple": replace(PLE, projection_scale=1.0)}, "model.ple.projection_scale=1.0", id="ple-projection"
+        ),
         pytest.param({"ple": replace(PLE, combine_scale=1.0)}, "model.ple.combine_scale=1.0", id="ple-combine"),
         pytest.param({"layers": 3}, "model.layer_pattern: layer 2", id="last-layer"),
         pytest.param(attention(full={"q_heads": 4}), "full_attention.q_heads=4", id="query-heads"),

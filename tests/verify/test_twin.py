@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, reject, settings
 
 from gemma4cfg import build_plan, load_config
 from gemma4cfg.architecture.model import AttentionFacts, MoeFacts, Rope
@@ -18,7 +19,8 @@ from gemma4cfg.plan.records import Collectives, Plan
 from gemma4cfg.verify.twin import TwinError, check_twin, twin_config
 from gemma4cfg.verify.twin_sizes import same_cut, small_expert_count, small_head_dim
 from sharding.placement import cut_evenly
-from tests.architectures import RECIPES
+from tests.architecture.test_huggingface_writer import said
+from tests.architectures import RECIPES, Choices, configurations
 from tests.checkpoints import MODELS
 
 TP_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -71,14 +73,14 @@ def cases(model: str) -> list[Config]:
     for number, (tp, policy) in enumerate(itertools.product(TP_DEGREES, POLICIES)):
         home, moe, head, ple, layers = OTHERS[number * 7 % len(OTHERS)]
         recipes = [recipe for recipe in RECIPES if recipe is None or (recipe.name == "trace") <= (tp == 1)]
-        settings = {
+        others = {
             "attention": AttentionChoice(policy, layers, "auto"),  # type: ignore[arg-type]
             "moe": MoeChoice(moe),  # type: ignore[arg-type]
             "lm_head": LmHeadChoice(head),  # type: ignore[arg-type]
             "ple": PleChoice(ple),  # type: ignore[arg-type]
             "offload": offload(home),
         }
-        found.append(changed(base(model), recipes[number % len(recipes)], tp=tp, **settings))
+        found.append(changed(base(model), recipes[number % len(recipes)], tp=tp, **others))
     return found
 
 
@@ -125,6 +127,24 @@ def test_twins_agree_as_asked(overrides: tuple[str, ...]) -> None:
     assert sum(entry["home"] == "device" for entry in small.tensors.values()) == sum(
         entry["home"] == "device" for entry in plan.tensors.values()
     )
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(configurations())
+def test_twins_agree_of_random_models(drawn: Choices) -> None:
+    """Also of models that are small themselves."""
+    config = Choices(said(drawn.model, "Gemma4ForCausalLM"), drawn.recipe, drawn.settings).config()
+    try:
+        plan = build_plan(config)
+    except UserError:
+        reject()
+    try:
+        twin = twin_of(config, plan)
+    except ConfigError as error:
+        assert "no tiny twin pads the heads" in str(error)
+        assert {"pad"} <= {layer.attention.mode for layer in plan.layers}
+        reject()
+    check_twin(plan, build_plan(twin))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -192,7 +212,11 @@ TAMPERED = {
     "owner": (E2B, lambda p: with_kv(p, 20, owner=12), "layer 20 (sliding_attention): kv"),
     "slot": (E2B, lambda p: with_kv(p, 3, slot=2), "layer 3 (sliding_attention): kv"),
     "layout": (E2B, lambda p: with_kv(p, 3, layout="ring"), "layer 3 (sliding_attention): kv"),
-    "value-source": (E2B, lambda p: with_layer(p, 3, value_source="k_proj"), "layer 3 (sliding_attention): value_source"),
+    "value-source": (
+        E2B,
+        lambda p: with_layer(p, 3, value_source="k_proj"),
+        "layer 3 (sliding_attention): value_source",
+    ),
     "window": (E2B, lambda p: with_layer(p, 3, window=None), "layer 3 (sliding_attention): window"),
     "rope": (
         E2B,

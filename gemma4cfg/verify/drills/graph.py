@@ -205,7 +205,9 @@ def _projects_on_device(plan: Plan) -> bool:
 
 
 DRILLS = (
-    Drill("wrong_kv_owner", "graph", "borrowers read the layer before their owner", _edit(_wrong_owner), _has_other_owners),
+    Drill(
+        "wrong_kv_owner", "graph", "borrowers read the layer before their owner", _edit(_wrong_owner), _has_other_owners
+    ),
     Drill("second_writer", "graph", "a borrower writes its owner's slot", _edit(_second_writer), has_borrowers),
     Drill(
         "groups_interleaved",

@@ -142,7 +142,7 @@ def _groups_heads(plan: Plan) -> bool:
 
 def _splits_head(plan: Plan) -> bool:
     placement: dict[str, Any] | None = plan.tensors["lm_head.weight"]["placement"]
-    return placement is not None and placement["dim"] is not None and plan.tp > 1
+    return plan.tp > 1 and placement is not None and placement["dim"] is not None
 
 
 def _replicates(plan: Plan) -> bool:
