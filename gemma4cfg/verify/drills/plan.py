@@ -141,8 +141,8 @@ def _groups_heads(plan: Plan) -> bool:
 
 
 def _splits_head(plan: Plan) -> bool:
-    placement: dict[str, Any] | None = plan.tensors["lm_head.weight"]["placement"]
-    return plan.tp > 1 and placement is not None and placement["dim"] is not None
+    placement: dict[str, Any] = plan.tensors["lm_head.weight"]["placement"] or {"dim": None}
+    return plan.tp > 1 and placement["dim"] is not None
 
 
 def _replicates(plan: Plan) -> bool:
