@@ -117,7 +117,7 @@ def _reason(edit: Edit, members: Sequence[Mapping[str, Any]], decisions: Sequenc
     if edit.path[0] == "decisions" and edit.path[2:] in ((), ("choice",)):
         return next((str(decision["reason"]) for name, decision in _named(decisions) if name == edit.path[1]), "")
     if _under(edit.path, _ARCHITECTURE):
-        return Reason.ARCHITECTURE.value
+        return str(Reason.ARCHITECTURE.value)
     behind = next((decision for path, decision in _DECIDED_BY if _matches(edit.path, path)), None)
     if behind:
         return next((str(decision["reason"]) for decision in decisions if decision["id"] == behind), "")

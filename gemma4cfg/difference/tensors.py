@@ -36,7 +36,7 @@ _DECIDED_BY = (
 class TensorChange:
     """Tensors of one role that changed alike: ``count`` of them, in ``layers`` (runs of indices; empty for the model's own).
 
-    ``old`` and ``new`` tell ``bytes``, of all ``count`` together (on one rank, or on the host), and what differs of: ``home``,
+    ``old`` and ``new`` tell ``home``, ``bytes`` of all ``count`` together (on one rank, or on the host), and what differs of
     ``status``, ``shape``, ``dtype`` (as stored), ``dim`` (of the cut; null: whole), ``local_shape`` (of a rank's part; null off
     the device), or where all these are equal, of the rest of its entry in the plan. Null is no such tensor. ``reason`` is of
     the closed list, why the new plan has it so; empty where no decision is behind it.
@@ -99,7 +99,7 @@ def _rest(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     if not old or not new:
         return old or None, new or None
-    keys = [key for key in old if key == "bytes" or old[key] != new.get(key)]
+    keys = [key for key in old if key in ("home", "bytes") or old[key] != new.get(key)]
     return {key: old[key] for key in keys}, {key: new.get(key) for key in keys}
 
 

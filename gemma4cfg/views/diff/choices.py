@@ -64,8 +64,13 @@ def _decision(name: str, edits: Sequence[JsonEdit], told: bool) -> list[tuple[st
         rows.append(("", f"why {name}", because(reason["old"]), because(reason["new"]), ""))
     chosen = {str(choice[side]) for side in ("old", "new")} if choice else set()
     options = [edit for edit in edits if edit["path"][2:3] == ["over"] and edit["path"][3:]]
-    if words := [f"{edit['path'][3]}: {_turned_down(edit)}" for edit in options if edit["path"][3] not in chosen]:
-        rows.append(("", f"turned down for {name}", "", "", "; ".join(words)))
+    words: dict[str, list[str]] = {}
+    for edit in options:
+        if edit["path"][3] not in chosen:
+            words.setdefault(_turned_down(edit), []).append(edit["path"][3])
+    if words:
+        why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in words.items())
+        rows.append(("", f"turned down for {name}", "", "", why))
     return rows
 
 

@@ -31,6 +31,8 @@ def show_figures(changes: Sequence[JsonEdit], console: Console) -> None:
             show = _number if part[0] == "estimate" and part[1] != "bytes_per_token_per_rank" else gigabytes
             if edit["path"][2:] == ["kv"] and part[0] == "estimate":
                 show = _number  # a few thousand bytes
+            if show(old) == show(new):
+                show = _number  # they differ in what is left out
             what = edit["path"][2].replace("_", " ")
             table.add_row("", "" if name == last else name, what, show(old), show(new), _relative(old, new))
             last = name
@@ -40,11 +42,11 @@ def show_figures(changes: Sequence[JsonEdit], console: Console) -> None:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _relative(old: float, new: float) -> str:
-    return f"{(new - old) / old:+.1%}" if old else ""
+    return f"{(new - old) / old:+.2%}" if old else ""
 
 
 def show_findings(changes: Sequence[JsonEdit], console: Console) -> None:

@@ -43,8 +43,11 @@ def _host_part(part: Mapping[str, Any]) -> str:
 def show_calls(changes: Sequence[JsonEdit], console: Console) -> None:
     table = plain_table(" ", "call", "arguments that differ")
     renumbered = 0
-    for name in dict.fromkeys(edit["path"][1] for edit in of_part(changes, "calls") if edit["path"][1:]):
-        edits = list(of_part(changes, "calls", name))
+    calls: dict[str, list[JsonEdit]] = {}
+    for edit in of_part(changes, "calls"):
+        if edit["op"] != "move":
+            calls.setdefault(edit["path"][1].replace("{}", f"{{{edit.get('numbers')}}}"), []).append(edit)
+    for name, edits in calls.items():
         if all(_is_renumbered(edit) for edit in edits):
             renumbered += 1
         elif len(edits[0]["path"]) == 2:

@@ -86,10 +86,10 @@ def _lies(change: Change, which: str) -> str:
         return "-"
     alone = change["old"] is None or change["new"] is None
     shape = value_words(side.get("local_shape") or side.get("shape") or [], "shape")
-    told = [] if side.get("home", "device") == "device" else [str(side["home"])]
+    told = [] if side["home"] == "device" else [str(side["home"])]
     if "dim" in side and not told and not alone:
         told.append("whole" if side["dim"] is None else f"dim {side['dim']}")
-    told += [] if shape == "none" or side.get("home") == "unused" else [shape]
+    told += [] if shape == "none" or side["home"] == "unused" else [shape]
     if "ranges" in side:
         told.append("other ranges")
     if not alone:
