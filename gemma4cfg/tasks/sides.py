@@ -21,9 +21,9 @@ def plan_of(words: str) -> Plan:
     """
     path = Path(words)
     try:
-        if path.is_dir():
+        if words and path.is_dir():
             return _read(path / PLAN_FILE) if (path / PLAN_FILE).exists() else _without_plan(path)
-        if path.exists():
+        if words and path.exists():
             return _read(path)
     except OSError as error:
         raise ConfigError(f"{words}: {error.strerror or error}") from error
@@ -48,7 +48,9 @@ def _without_plan(directory: Path) -> Plan:
     jobs = sorted((path.parent.name for path in directory.glob(f"*/{PLAN_FILE}")), key=lambda name: (len(name), name))
     if jobs:
         first = directory / jobs[0]
-        raise ConfigError(f"{directory}: a sweep; name one of its {len(jobs)} plans, e.g. {first}")
+        raise ConfigError(
+            f"{directory}: has no plan of its own; name one of its {len(jobs)} directories that do, e.g. {first}"
+        )
     result = directory / RESULT_FILE
     if result.exists():
         findings = json.loads(result.read_text(encoding="utf-8")).get("findings", [])
