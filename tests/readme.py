@@ -2,8 +2,9 @@
 
     <!-- shows: model=26b-a4b tp=8; lines 1-9 memory -->
 
-that is, the arguments of ``python -m gemma4cfg`` (of another module: ``shows gemma4cfg.diff: …``), then which lines of its output
-stand below: runs of numbers, or a word for the line that starts with it and the one after. ``python -m tests.readme`` writes the blocks anew.
+that is, the arguments of ``python -m gemma4cfg`` (of another module: ``shows gemma4cfg.diff: …``), then which lines of its
+output stand below: runs of numbers, or a word for the line that starts with it and the one after. ``python -m tests.readme``
+writes the blocks anew.
 """
 
 from __future__ import annotations
