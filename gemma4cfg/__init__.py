@@ -1,6 +1,6 @@
 """gemma4cfg: a Gemma-4 model, a machine and a few choices in; one explicit sharding plan out.
 
-``load_config``, ``build_plan`` and ``Plan`` are the API; they are imported when first used.
+``load_config``, ``build_plan`` and ``Plan``, ``diff_plans`` and ``apply_diff`` are the API; they are imported when first used.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ _EXPORTS = {
     "load_config": "gemma4cfg.config.compose",
     "build_plan": "gemma4cfg.planner.build",
     "Plan": "gemma4cfg.plan.records",
+    "diff_plans": "gemma4cfg.difference.plans",
+    "apply_diff": "gemma4cfg.difference.plans",
+    "PlanDiff": "gemma4cfg.difference.plans",
     "UserError": "gemma4cfg.errors",
 }
 
-__all__ = ["Plan", "UserError", "__version__", "build_plan", "load_config"]
+__all__ = ["Plan", "PlanDiff", "UserError", "__version__", "apply_diff", "build_plan", "diff_plans", "load_config"]
 
 
 def __getattr__(name: str) -> Any:

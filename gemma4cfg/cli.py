@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,22 +15,17 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from gemma4cfg.config.catalog import conf_directory
 from gemma4cfg.config.messages import translated
 from gemma4cfg.errors import ConfigError
 from gemma4cfg.tasks.job import REFUSED, refuse, run_job
-
-PIPE_WIDTH = 160
-"""Columns where standard output is no terminal."""
+from gemma4cfg.views.console import escape_unprintable, output_console
 
 
 def main() -> None:
     """Run from ``sys.argv`` and exit: 0 done, 1 a defect (with its traceback), 2 a user's mistake."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal or pipe that is not UTF-8
+    escape_unprintable()
     sys.exit(run())
 
 
@@ -44,7 +38,6 @@ def run() -> int:
         if context.mode == RunMode.MULTIRUN:
             gc.enable()  # a sweep is long, see __main__
         directory = Path(context.runtime.output_dir)
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         try:
             with translated():
                 plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
@@ -52,7 +45,7 @@ def run() -> int:
             refuse(error, directory)
             code = REFUSED
         else:
-            code = run_job(plain, context.overrides.task, directory, console)
+            code = run_job(plain, context.overrides.task, directory, output_console())
         if context.mode == RunMode.RUN:
             outcomes.append(code)
         return code

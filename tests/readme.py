@@ -2,8 +2,9 @@
 
     <!-- shows: model=26b-a4b tp=8; lines 1-9 memory -->
 
-that is, the arguments of ``python -m gemma4cfg``, then which lines of its output stand below: runs of numbers, or a word for
-the line that starts with it and the one after. ``python -m tests.readme`` writes the blocks anew.
+that is, the arguments of ``python -m gemma4cfg`` (of another module: ``shows gemma4cfg.diff: …``), then which lines of its
+output stand below: runs of numbers, or a word for the line that starts with it and the one after. ``python -m tests.readme``
+writes the blocks anew.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
-_BLOCK = re.compile(r"<!-- shows: (?P<arguments>.*?); lines (?P<lines>.*?) -->\n\n?```\n(?P<body>.*?)```\n", re.DOTALL)
+_BLOCK = re.compile(
+    r"<!-- shows(?: (?P<module>\S+))?: (?P<arguments>.*?); lines (?P<lines>.*?) -->\n\n?```\n(?P<body>.*?)```\n",
+    re.DOTALL,
+)
 
 
 def shown(text: str) -> Iterator[re.Match[str]]:
@@ -26,13 +30,14 @@ def shown(text: str) -> Iterator[re.Match[str]]:
     yield from _BLOCK.finditer(text)
 
 
-def block(arguments: str, lines: str) -> str:
-    """What stands in a block: the command, and the chosen lines of what it prints."""
+def block(match: re.Match[str]) -> str:
+    """What is to stand in a block: the command, and the chosen lines of what it prints."""
+    module, arguments, lines = match["module"] or "gemma4cfg", match["arguments"], match["lines"]
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "gemma4cfg", *shlex.split(arguments)]
+        command = [sys.executable, "-m", module, *shlex.split(arguments)]
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     output = (done.stdout + done.stderr).splitlines()
-    return "\n".join([f"$ python -m gemma4cfg {arguments}", *(line.rstrip() for line in _chosen(output, lines))]) + "\n"
+    return "\n".join([f"$ python -m {module} {arguments}", *(line.rstrip() for line in _chosen(output, lines))]) + "\n"
 
 
 def rewritten(text: str) -> str:
@@ -40,7 +45,7 @@ def rewritten(text: str) -> str:
 
     def renew(match: re.Match[str]) -> str:
         start, end = match.start("body") - match.start(), match.end("body") - match.start()
-        return match[0][:start] + block(match["arguments"], match["lines"]) + match[0][end:]
+        return match[0][:start] + block(match) + match[0][end:]
 
     return _BLOCK.sub(renew, text)
 

@@ -18,7 +18,7 @@ BLOCKS = list(shown(TEXT))
 
 @pytest.mark.parametrize("match", BLOCKS, ids=[match["arguments"] for match in BLOCKS])
 def test_shown_output_is_what_comes_out(match: re.Match[str]) -> None:
-    assert match["body"] == block(match["arguments"], match["lines"]), "python -m tests.readme writes it anew"
+    assert match["body"] == block(match), "python -m tests.readme writes it anew"
 
 
 def test_the_readme_shows_runs() -> None:

@@ -40,7 +40,7 @@ def fold(plain: Any) -> Any:
         return _fold_mapping(plain)
     if isinstance(plain, list):
         return _fold_list(plain)
-    return _escaped(plain) if isinstance(plain, str) else plain
+    return escaped(plain) if isinstance(plain, str) else plain
 
 
 def unfold(folded: Any) -> Any:
@@ -60,7 +60,7 @@ def unfold(folded: Any) -> Any:
         for place, number in enumerate(numbers):
             name = number if of_list else _unescaped(_RUNS.sub(str(number), key))
             alone = match is None or len(numbers) == 1
-            members[name] = unfold(value) if alone else _member(value, place, number)
+            members[name] = unfold(value) if alone else member(value, place, number)
     return [members[position] for position in sorted(members)] if of_list else members
 
 
@@ -71,7 +71,7 @@ def number_of(name: str) -> tuple[str, int] | None:
         found = pattern.findall(name)
         if len(found) == 1 and found[0] != name:
             before, after = pattern.split(name)
-            return f"{_escaped(before)}{{}}{_escaped(after)}", int(found[0])
+            return f"{escaped(before)}{{}}{escaped(after)}", int(found[0])
         if found:
             return None
     return None
@@ -85,7 +85,7 @@ def template(value: Any, key: str = "") -> tuple[Any, list[int]]:
 
 def _template(value: Any, key: str, found: list[int]) -> Any:
     if isinstance(value, Mapping):
-        return {_escaped(name): _template(value[name], name, found) for name in sorted(value)}
+        return {escaped(name): _template(value[name], name, found) for name in sorted(value)}
     if isinstance(value, list):
         return [_template(item, "", found) for item in value]
     if key in NUMBERED and type(value) is int and value >= 0:
@@ -94,7 +94,7 @@ def _template(value: Any, key: str, found: list[int]) -> Any:
     if key in NUMBERED and isinstance(value, str) and (numbered := number_of(value)):
         found.append(numbered[1])
         return numbered[0]
-    return _escaped(value) if isinstance(value, str) else value
+    return escaped(value) if isinstance(value, str) else value
 
 
 def _fold_mapping(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,14 +105,14 @@ def _fold_mapping(plain: Mapping[str, Any]) -> dict[str, Any]:
         if numbered:
             groups.setdefault((numbered[0], canonical(template(value)[0])), []).append((numbered[1], key))
         else:
-            folded[_escaped(key)] = fold(value)
+            folded[escaped(key)] = fold(value)
     for (name, _), members in groups.items():
         members.sort()
         numbers = [number for number, _ in members]
         if len(members) == 1:
-            folded[_escaped(members[0][1])] = fold(plain[members[0][1]])
+            folded[escaped(members[0][1])] = fold(plain[members[0][1]])
         else:
-            folded[_RUNS.sub(f"{{{index_runs(numbers)}}}", name)] = _joined([plain[key] for _, key in members], numbers)
+            folded[_RUNS.sub(f"{{{index_runs(numbers)}}}", name)] = joined([plain[key] for _, key in members], numbers)
     return folded
 
 
@@ -125,14 +125,15 @@ def _fold_list(plain: list[Any]) -> Any:
     if len(groups) == len(plain):
         return [fold(item) for item in plain]
     return {
-        f"{{{index_runs(at)}}}": _joined([plain[n] for n in at], at) if len(at) > 1 else fold(plain[at[0]])
+        f"{{{index_runs(at)}}}": joined([plain[n] for n in at], at) if len(at) > 1 else fold(plain[at[0]])
         for at in groups.values()
     }
 
 
-def _joined(members: Sequence[Any], numbers: list[int]) -> Any:
-    """Members of one template as that template with every place filled: constants as they are, then ``{}``, then runs."""
-    templates, rows = zip(*map(template, members), strict=True)
+def joined(members: Sequence[Any], numbers: list[int], key: str = "") -> Any:
+    """Members of one template, found under ``key``, as that template with every place filled: a constant as it is, else
+    ``{}`` where it is the member's own of ``numbers``, else their runs."""
+    templates, rows = zip(*(template(member, key) for member in members), strict=True)
     return _filled(templates[0], (_filler(list(column), numbers) for column in zip(*rows, strict=True)))
 
 
@@ -153,12 +154,12 @@ def _filled(common: Any, fillers: Iterator[int | str]) -> Any:
     return filler if common == "{}" else _RUNS.sub(str(filler), common)
 
 
-def _member(value: Any, place: int, number: int) -> Any:
-    """The entry number ``number``, the ``place``-th of those that ``value`` stands for."""
+def member(value: Any, place: int, number: int) -> Any:
+    """The entry number ``number``, the ``place``-th of those that ``value``, made by ``joined``, stands for."""
     if isinstance(value, Mapping):
-        return {_unescaped(name): _member(item, place, number) for name, item in value.items()}
+        return {_unescaped(name): member(item, place, number) for name, item in value.items()}
     if isinstance(value, list):
-        return [_member(item, place, number) for item in value]
+        return [member(item, place, number) for item in value]
     if not isinstance(value, str):
         return value
     match = _RUNS.search(value)
@@ -168,7 +169,8 @@ def _member(value: Any, place: int, number: int) -> Any:
     return own if match[0] == value else _unescaped(_RUNS.sub(str(own), value))
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A name that is no template, as a part of one."""
     return _BRACE.sub("{{", text)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gemma4cfg.plan.encode import readable
 
-PLAN_FILE = "plan.json"
+PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:

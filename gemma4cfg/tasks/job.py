@@ -14,10 +14,9 @@ from gemma4cfg.config.compose import config_from_plain
 from gemma4cfg.errors import ConfigError, DisprovedError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
-from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE, write_json
+from gemma4cfg.views.console import error_console
 from gemma4cfg.views.terminal import show_refusal
-
-RESULT_FILE = "result.json"
 
 DONE, FAILED, REFUSED, DISPROVED = 0, 1, 2, 3
 """Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong; a plan was
@@ -37,7 +36,7 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
         findings = task.run(config, directory, console)
     except DisprovedError as error:
         write_result(directory, "disproved", DISPROVED, error.findings)
-        show_refusal(error, Console(stderr=True, highlight=False, soft_wrap=True))
+        show_refusal(error, error_console())
         return DISPROVED
     except UserError as error:
         refuse(error, directory)
@@ -57,7 +56,7 @@ def refuse(error: UserError, directory: Path) -> None:
     code = "config" if isinstance(error, ConfigError) else "plan"
     findings = error.findings or (Finding("error", code, None, str(error), ""),)
     write_result(directory, "refused", REFUSED, findings)
-    show_refusal(error, Console(stderr=True, highlight=False, soft_wrap=True))
+    show_refusal(error, error_console())
 
 
 def write_result(directory: Path, status: str, exit_code: int, findings: Sequence[Finding]) -> None:

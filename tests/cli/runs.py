@@ -49,11 +49,11 @@ class Result:
         return [read_job(self.directory / str(number)) for number in numbers]
 
 
-def run(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) -> Result:
-    """``python -m gemma4cfg`` in ``cwd``; ``env`` is added to this process's."""
+def run(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None, module: str = "gemma4cfg") -> Result:
+    """``python -m gemma4cfg`` (or another ``module``) in ``cwd``; ``env`` is added to this process's."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", "gemma4cfg", *overrides],
+        [sys.executable, "-m", module, *overrides],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import gemma4cfg
+from gemma4cfg.tasks.files import write_json
 from tests.cli.runs import ROOT
 
 HEAVY = ("torch", "transformers", "numpy", "fsspec", "jinja2", "safetensors")
@@ -52,6 +53,9 @@ def imported_by(code: str, cwd: Path) -> set[str]:
             "import sys\nfrom gemma4cfg.cli import run\nsys.argv = ['gemma4cfg', 'model=31b', 'tp=1']\nassert run() == 2",
             id="refusal",
         ),
+        pytest.param(
+            "from gemma4cfg.diff import run\nassert run(['model=e2b', 'model=31b tp=8']) == 1", id="difference"
+        ),
     ],
 )
 def test_planning_imports_nothing_heavy(code: str, tmp_path: Path) -> None:
@@ -60,13 +64,21 @@ def test_planning_imports_nothing_heavy(code: str, tmp_path: Path) -> None:
     assert not there & {*HEAVY, *DEVICE}
 
 
+def test_plans_that_are_read_are_compared_without_hydra(tmp_path: Path) -> None:
+    write_json(tmp_path / "plan.json", gemma4cfg.build_plan(gemma4cfg.load_config(["model=e2b"])).to_json())
+    there = imported_by("from gemma4cfg.diff import run\nassert run(['plan.json', '.']) == 0", tmp_path)
+    assert not there & {*HEAVY, *DEVICE, "hydra", "omegaconf"}
+
+
 def test_the_package_alone_imports_next_to_nothing(tmp_path: Path) -> None:
     before, there = imported_by("", tmp_path), imported_by("import gemma4cfg", tmp_path)
     assert there - before - sys.stdlib_module_names == {"gemma4cfg"}
 
 
 def test_public_names() -> None:
-    assert {"load_config", "build_plan", "Plan", "UserError"} <= set(gemma4cfg.__all__)
+    assert {"load_config", "build_plan", "Plan", "UserError", "diff_plans", "apply_diff", "PlanDiff"} <= set(
+        gemma4cfg.__all__
+    )
     for name in gemma4cfg.__all__:
         assert getattr(gemma4cfg, name) is not None
     with pytest.raises(AttributeError, match="nothing"):

@@ -11,10 +11,11 @@ from typing import Any
 
 from gemma4cfg import build_plan, load_config
 from gemma4cfg.config.catalog import choices
+from gemma4cfg.difference.edits import Edit, find_edits
 from gemma4cfg.errors import PlanError
-from gemma4cfg.plan.compare import changes, describe
 from gemma4cfg.plan.encode import readable
 from gemma4cfg.plan.fold import fold, unfold
+from gemma4cfg.views.diff.words import both, plural
 
 DIRECTORY = Path(__file__).parent
 
@@ -48,8 +49,15 @@ def difference(old: str | None, new: str | None) -> str:
         return "a plan without a golden"
     if new is None:
         return "a golden without a plan: the planner refuses it"
-    found = changes(plan_of(old), plan_of(new))
-    return describe(found) if found else "the same plan in another spelling"
+    found = find_edits(plan_of(old), plan_of(new))
+    if not found:
+        return "the same plan in another spelling"
+    return "\n".join([*map(_words, found), plural(sum(edit.count for edit in found), "difference")])
+
+
+def _words(edit: Edit) -> str:
+    where = ".".join(edit.path).replace("{}", f"{{{edit.numbers}}}")
+    return f"{where} {' -> '.join(both(edit.to_json()))}" + (" in order" if edit.op == "move" else "")
 
 
 def plan_of(golden: str) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def _of_layers(plan: Json, role: str) -> list[tuple[Json, Json]]:
 
 
 def _is_grouped(layer: Json) -> bool:
-    return layer["attention"]["mode"] == "group" and layer["kv_heads"] > 1
+    grouped: bool = layer["attention"]["mode"] == "group" and layer["kv_heads"] > 1
+    return grouped
 
 
 def _cuts_heads(plan: Plan) -> bool:

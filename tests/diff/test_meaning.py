@@ -1,0 +1,114 @@
+"""What counts as a change, what changes results, and what stays valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from gemma4cfg import Plan, diff_plans
+from gemma4cfg.difference.members import is_record_list
+from gemma4cfg.plan.encode import canonical, identities
+from gemma4cfg.plan.reasons import Reason
+from tests.diff import CASES, compared, planned
+
+OLD = planned("model=26b-a4b tp=8")
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> Plan:
+    """The plan with something else in it, and ids that fit."""
+    plain = json.loads(canonical(OLD.to_json()))
+    change(plain)
+    plain["placement_id"], plain["plan_id"] = identities(plain)
+    return Plan.from_json(plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda plan: plan["provenance"].update(overrides=["x=1"]), id="provenance"),
+        pytest.param(lambda plan: plan["decisions"][3].update(detail="said better"), id="detail"),
+        pytest.param(lambda plan: plan["decisions"][0]["over"][0].update(detail="said better"), id="turned_down"),
+        pytest.param(lambda plan: plan["findings"][0].update(message="said better", fix="do it"), id="finding"),
+        pytest.param(lambda plan: plan["budget"]["basis"].update(code="said better"), id="budget_basis"),
+        pytest.param(lambda plan: plan["estimate"].update(basis="said better"), id="estimate_basis"),
+    ],
+)
+def test_words_are_no_change(change: Callable[[dict[str, Any]], Any]) -> None:
+    diff = diff_plans(OLD, changed(change))
+    assert diff.same and diff.aside
+
+
+@pytest.mark.parametrize(
+    ("change", "numerics"),
+    [
+        pytest.param(lambda plan: plan["decisions"][3].update(reason="default"), False, id="reason"),
+        pytest.param(lambda plan: plan["findings"].pop(), False, id="finding"),
+        pytest.param(lambda plan: plan["graphs"][0].update(id="0" * 64), False, id="graph"),
+        pytest.param(lambda plan: plan["estimate"]["prefill_ms"].update(low=1.0), False, id="estimate"),
+        pytest.param(lambda plan: plan["numerics"].update(attention_scale=0.0625), True, id="scale"),
+        pytest.param(lambda plan: plan["numerics"].update(final_logit_softcap=None), True, id="softcap"),
+        pytest.param(lambda plan: plan.update(dtype="float32"), True, id="dtype"),
+        pytest.param(lambda plan: plan["shapes"].update(kv_dtype="float32"), True, id="kv_dtype"),
+        pytest.param(lambda plan: plan["layers"][7].update(window=512), True, id="window"),
+        pytest.param(lambda plan: plan["layers"][7]["rope"].update(theta=2e4), True, id="rope"),
+        pytest.param(lambda plan: plan["layers"][7]["moe"].update(top_k=4), True, id="top_k"),
+        pytest.param(lambda plan: plan["layers"][7].update(moe=None), True, id="no_experts"),
+        pytest.param(lambda plan: plan["layers"][7]["attention"].update(implementation="sdpa"), True, id="kernel"),
+        pytest.param(lambda plan: plan["layers"][7]["attention"].update(reduce=False), False, id="reduce"),
+        pytest.param(lambda plan: plan["tensors"].pop("lm_head.weight"), True, id="tensor"),
+        pytest.param(lambda plan: plan["tensors"]["lm_head.weight"].update(home="unused"), False, id="home"),
+    ],
+)
+def test_what_changes_results_is_marked(change: Callable[[dict[str, Any]], Any], numerics: bool) -> None:
+    """Case 57 of the public ones: another attention scale shows, marked."""
+    diff = diff_plans(OLD, changed(change))
+    assert len(diff.changes) == 1
+    assert diff.changes[0].numerics is numerics
+    assert diff.totals.numerics == int(numerics)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reasons_are_of_the_closed_list(name: str) -> None:
+    diff = compared(name)
+    known = {reason.value for reason in Reason} | {""}
+    assert {edit.reason for edit in diff.changes} | {change.reason for change in diff.tensors} <= known
+
+
+def test_artifacts_go_by_id_not_by_name() -> None:
+    def rename(plan: dict[str, Any]) -> None:
+        plan["graphs"][0]["name"] = "prompt"
+
+    graphs = {graph.name: graph.action for graph in diff_plans(OLD, changed(rename)).rebuild.graphs}
+    assert graphs == {"prompt": "keep", "decode": "keep", "prefill_512": "drop"}
+
+
+def test_layers_of_the_same_pattern_are_told_by_index() -> None:
+    edits = [edit for edit in compared("31b-replicate-group").changes if edit.path[2:] == ("attention", "mode")]
+    assert [(edit.numbers, edit.layers) for edit in edits] == [("5,11,17,23,29,35,41,47,53,59", {"full_attention": 10})]
+
+
+def test_layers_of_another_pattern_are_told_by_type() -> None:
+    layers = [edit for edit in compared("e2b-31b").changes if edit.path[0] == "layers" and edit.op != "move"]
+    assert layers and all(len(edit.layers) == 1 for edit in layers)
+    assert not any(edit.path[2:] in (("type",), ("window",)) and edit.new is None for edit in layers)
+
+
+def record_lists(kind: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of a record's lists of records, ``*`` for a member."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        for member in [argument for argument in get_args(hint) if hasattr(argument, "__dataclass_fields__")]:
+            found += [(*path, name), *record_lists(member, (*path, name, "*"))]
+    return found
+
+
+def test_every_list_of_records_is_compared_by_member() -> None:
+    paths = record_lists(Plan)
+    lists = [path for path in paths if path[0] in ("layers", "decisions", "graphs", "host", "calls", "findings")]
+    assert ("graphs", "*", "state") in lists and len(lists) >= 10
+    for path in lists:
+        parts = path if path[0] != "layers" else path[:1]
+        assert is_record_list(parts), path
