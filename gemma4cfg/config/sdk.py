@@ -77,8 +77,34 @@ class DtypeRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """How a stack is built from source for a chip that its own packages leave out. ``needs``: tools that the image lacks, and
+    what each is for. ``host_memory_gib``: of the machine on which it was built. ``patch``: the file to change first."""
+
+    why: str
+    environment: dict[str, str]
+    before: tuple[str, ...]
+    command: tuple[str, ...]
+    needs: dict[str, str]
+    host_memory_gib: int
+    patch: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """A request whose answer's text shows that a server is well; status 200 does not."""
+
+    path: str
+    prompt: str
+    answer_holds: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
-    """What the releases of one stack share. A machine family that an interface does not name lacks it."""
+    """What the releases of one stack share. A machine family that an interface does not name lacks it. ``build`` and
+    ``health`` are null where the plan's own graphs are compiled."""
 
     name: Literal["neuron", "vllm"]
     package_index: str | None
@@ -87,6 +113,8 @@ class Stack:
     dtypes: dict[str, DtypeRule]
     kv_dtypes: dict[str, DtypeRule]
     estimates: Estimates
+    build: Build | None
+    health: HealthCheck | None
     failures: dict[str, Failure]
 
 

@@ -41,8 +41,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
-    """Prefill takes the larger of weights over the decode bandwidth and operations over ``compute_share`` of the peak, and
-    ``seconds_per_layer`` for every layer; published runs lie within ``factor`` either way."""
+    """Prefill takes the largest of three: bytes over the decode bandwidth, operations over ``compute_share`` of the peak, and
+    ``seconds_per_layer``, below which no layer comes however small it is; published runs lie within ``factor`` either way."""
 
     compute_share: float = field(metadata=_SHARE)
     seconds_per_layer: float = field(metadata={"minimum": 0.0})

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import Alternative, Layer
 from gemma4cfg.planner.device_memory import DeviceInputs
-from gemma4cfg.planner.on_chip import fused_bytes, keys_of
+from gemma4cfg.planner.implementation import fused_working_set
+from gemma4cfg.planner.on_chip import keys_of
 
 MATRIX_ROWS = 128
 """Rows of the systolic array that one matrix product can fill."""
@@ -42,7 +43,7 @@ def _attention(device: DeviceInputs, taken: str) -> Iterator[Alternative]:
     chip = device.target.chip
     limit = float(chip.sbuf.bytes_per_partition) if chip.sbuf else 0.0
     eager = max(keys_of(kind, shapes.kv_length, bucket) * 4 for kind in device.kinds)
-    fused = max(fused_bytes(kind, shapes.kv_length, bucket, item) for kind in device.kinds)
+    fused = fused_working_set(device.architecture, shapes, device.division.dtype)
     for option, moved, row in (("eager", passed, eager), ("sdpa", 0, fused)):
         figures = {
             "prefill_score_bytes": float(moved),

@@ -23,6 +23,7 @@ from gemma4cfg.planner.implementation import choose_implementation
 from gemma4cfg.planner.kinds import layer_kinds
 from gemma4cfg.planner.layers import plan_layers
 from gemma4cfg.planner.offload import ALL_ON_DEVICE, host_parts, offload_decisions
+from gemma4cfg.planner.on_chip import disagreements
 from gemma4cfg.planner.shapes import plan_dtype, plan_shapes
 from gemma4cfg.planner.stack import RankMemory, choose_recipe, choose_sdk, copies_on_core, graphs_on_core
 from gemma4cfg.planner.structure import structure_decisions, structure_findings
@@ -79,10 +80,9 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
     of_layers = [{**layer, "attention_implementation": implementation} for layer in of_layers]
 
     # Published of graphs that return every row of the bucket, ours return the last: cited, not followed to other shapes.
-    note = "; ".join(
-        f"{failure.what} ({failure.source})"
-        for _, failure in published(sdk, "softcap_on_host", {**facts, "prefill_rows": "all"}, of_layers)
-    )
+    capped = published(sdk, "softcap_on_host", {**facts, "prefill_rows": "all"}, of_layers)
+    note = "; ".join(f"{failure.what} ({failure.source})" for _, failure in capped)
+    deciding = {name for name, _ in (*published(sdk, "eager_attention", facts, of_layers), *capped)}
     host = host_parts(division.offload, model, division.placed, dtypes, note)
     kinds = layer_kinds(layers)
     device = DeviceInputs(
@@ -117,7 +117,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         dtype_decision,
         *division.attention_decisions,
         implementation_decision,
-        *structure_decisions(model, shapes, division.kv_per_token),
+        *structure_decisions(model, division),
         *division.feedforward.decisions,
         division.lm_head_decision,
         *(offload_decisions(division, model, dtypes, note) if recipe.name != "vllm" else ()),
@@ -127,6 +127,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         *dtype_findings,
         *recipe_findings,
         *implementation_findings,
+        *disagreements(budget.on_chip, deciding, implementation),
         *structure_findings(layers, division.layouts, tp, target, budget, settings.swap_gib),
         *failure_findings(sdk, facts, of_layers),
     )

@@ -3,6 +3,7 @@ published runs of this stack reach. Always a range with its basis."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemma4cfg.architecture.model import Architecture
@@ -81,18 +82,23 @@ def prefill_span(given: EstimateInputs, bucket: int, edges: Edges = PLANNED) -> 
     fit = given.speeds.prefill
     memory = (traffic.weights + traffic.kv) / (given.target.bandwidth_per_core * given.speeds.bandwidth.middle)
     peak = given.target.tflops_per_core(given.division.dtype) * 1e12
-    seconds = max(memory, traffic.operations / (peak * fit.compute_share))
-    seconds += fit.seconds_per_layer * given.architecture.layers + _collective_seconds(given, traffic)
-    seconds += traffic.host_bytes * given.speeds.host_byte.seconds
+    compute, least = traffic.operations / (peak * fit.compute_share), fit.seconds_per_layer * given.architecture.layers
+    crossing = traffic.host_bytes * given.speeds.host_byte.seconds
+    seconds = max(memory, compute, least) + _collective_seconds(given, traffic) + crossing
     return Span(_round(1e3 * seconds / fit.factor), _round(1e3 * seconds * fit.factor))
 
 
 def compile_span(given: EstimateInputs) -> Span | None:
-    """Seconds to compile every graph, one after another."""
-    fit = given.speeds.compile
-    if fit is None:
+    """Seconds to compile every graph of the plan, one after another; null where nothing is compiled ahead."""
+    if given.speeds.compile is None:
         return None
-    rows = [1] if given.recipe.prefill == "host" else [*given.shapes.prefill_buckets, 1]
+    return compile_seconds(given, (1,) if given.recipe.prefill == "host" else (*given.shapes.prefill_buckets, 1))
+
+
+def compile_seconds(given: EstimateInputs, rows: Sequence[int]) -> Span:
+    """Seconds to compile a graph for each number of rows."""
+    fit = given.speeds.compile
+    assert fit is not None, "a stack that compiles"
     layers = given.architecture.layers
     seconds = sum(layers * (fit.seconds_per_layer + fit.seconds_per_layer_and_row * length) for length in rows)
     return Span(_round(seconds / fit.factor), _round(seconds * fit.factor))
@@ -136,9 +142,9 @@ def _basis(given: EstimateInputs, decode: Traffic) -> str:
         text += f"prefill on the host in float32 ({speeds.host_prefill.source})"
     else:
         text += (
-            f"prefill: the larger of bytes at the middle of that share and operations at {fit.compute_share:.3g} of the "
-            f"peak, {1e3 * fit.seconds_per_layer:.3g} ms a layer, collectives and what crosses; within {fit.factor:.4g} "
-            f"either way ({fit.source})"
+            f"prefill: the largest of bytes at the middle of that share, operations at {fit.compute_share:.3g} of the peak "
+            f"and {1e3 * fit.seconds_per_layer:.3g} ms a layer, collectives and what crosses; within {fit.factor:.4g} either "
+            f"way ({fit.source})"
         )
     if compiling:
         text += (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from gemma4cfg.architecture.inventory import inventory
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import Recipe
 from gemma4cfg.config.sdk import Sdk
-from gemma4cfg.config.target import Target
+from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import CompilePeaks, DiskBudget, HostAbility, HostBudget, HostPart
 from gemma4cfg.planner.division import Division
@@ -36,7 +37,7 @@ def host_budget(given: HostInputs) -> HostBudget:
     """Peaks, what they lack, the disk, and what the machine can do with them."""
     reserve = given.sdk.stack.estimates.host_reserve.bytes
     tables = sum(part.bytes for part in given.host) + _reference_bytes(given)
-    load_peak = given.division.weights * _loaded_copies(given) + tables
+    load_peak = given.division.weights * _loaded_copies(given) + tables + _tower_bytes(given)
     peaks = compile_peaks(given)
     compile_peak = _compile_peak(given, peaks)
     room = given.target.host_bytes + given.swap
@@ -52,7 +53,7 @@ def host_budget(given: HostInputs) -> HostBudget:
         disk=_disk(given),
         can=HostAbility(
             shard=PEAK_BYTES + reserve <= room,
-            compile=compile_peak + reserve <= room,
+            compile=_compiles(given, compile_peak + reserve, room),
             load=load_peak + reserve <= room,
             serve=tables + reserve <= room,
         ),
@@ -71,8 +72,8 @@ def compile_peaks(given: HostInputs) -> CompilePeaks | None:
     if given.recipe.name == "vllm":
         return None
     weights, compiler = given.division.weights, given.sdk.stack.estimates.compiler_peak.bytes
-    elements, stored = _required_elements(given.architecture), ITEM_BYTES[given.architecture.checkpoint_dtype]
-    whole, wide = elements * stored, elements * 4
+    elements, _ = _elements(given.architecture)
+    whole, wide = elements * ITEM_BYTES[given.architecture.checkpoint_dtype], elements * 4
     widened = weights * 4 // ITEM_BYTES[given.division.dtype]
     return CompilePeaks(
         one_rank_streamed=weights + compiler * given.graphs,
@@ -99,10 +100,17 @@ def _compile_peak(given: HostInputs, peaks: CompilePeaks | None) -> int:
     return peaks.all_ranks_bfloat16 if given.recipe.name == "tp_alias" else peaks.one_rank_streamed
 
 
+def _compiles(given: HostInputs, need: int, room: int) -> bool:
+    """A stack that serves by itself is built instead, on a host as large as the published one's."""
+    build = given.sdk.stack.build
+    return need <= room if build is None else build.host_memory_gib * GIB <= room
+
+
 def _compile_on(given: HostInputs, need: int) -> str | None:
-    """The machine with the same chip and the least host memory that is enough without swap."""
-    if given.recipe.name == "vllm":
-        return None
+    """The machine with the same chip and the least host memory that is enough without swap: for the graphs, or to build a
+    stack that serves by itself."""
+    if build := given.sdk.stack.build:
+        need = build.host_memory_gib * GIB
     enough = [
         target
         for target in given.known_targets
@@ -114,7 +122,7 @@ def _compile_on(given: HostInputs, need: int) -> str | None:
 def _disk(given: HostInputs) -> DiskBudget:
     """The published checkpoint, rank files with the host's tables, and what the compiler makes."""
     stored = ITEM_BYTES[given.architecture.checkpoint_dtype]
-    elements = sum(facts.elements for facts in inventory(given.architecture).values() if facts.status != "tied")
+    _, elements = _elements(given.architecture)
     tables = sum(part.bytes for part in given.host)
     code = given.sdk.stack.estimates.code_per_layer.bytes * given.architecture.layers * given.graphs
     serves_itself = given.recipe.name == "vllm"
@@ -125,13 +133,26 @@ def _disk(given: HostInputs) -> DiskBudget:
     )
 
 
-def _required_elements(architecture: Architecture) -> int:
-    return sum(facts.elements for facts in inventory(architecture).values() if facts.status == "required")
+@functools.lru_cache(maxsize=64)
+def _elements(architecture: Architecture) -> tuple[int, int]:
+    """Elements of the text decoder that are needed, and that a published file has."""
+    required = stored = 0
+    for facts in inventory(architecture).values():
+        stored += facts.elements if facts.status != "tied" else 0
+        required += facts.elements if facts.status == "required" else 0
+    return required, stored
 
 
 def _reference_bytes(given: HostInputs) -> int:
     """The reference model in float32, where the prompt runs on the host."""
-    return 4 * _required_elements(given.architecture) if given.recipe.prefill == "host" else 0
+    return 4 * _elements(given.architecture)[0] if given.recipe.prefill == "host" else 0
+
+
+def _tower_bytes(given: HostInputs) -> int:
+    """A stack that serves by itself loads vision and audio towers too."""
+    if given.recipe.name != "vllm":
+        return 0
+    return (given.architecture.tower_elements or 0) * ITEM_BYTES[given.division.dtype]
 
 
 def _loaded_copies(given: HostInputs) -> int:

@@ -6,12 +6,14 @@ disagree, a finding says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from gemma4cfg.config.speeds import AttentionKernel
+from gemma4cfg.findings import Finding
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import WorkingSet
 from gemma4cfg.planner.device_memory import DeviceInputs
+from gemma4cfg.planner.implementation import fused_row_bytes
 from gemma4cfg.planner.kinds import LayerKind
 
 PSUM_BANK_BYTES = 2048
@@ -46,7 +48,7 @@ def _sbuf(given: DeviceInputs, partitions: int, limit: int) -> Iterator[WorkingS
             layer, where = kind.layer, f"{kind.layer.type}, mlp {kind.layer.mlp.local_intermediate}"
             keys, banks = keys_of(kind, shapes.kv_length, length), 1 + -(-layer.head_dim * 4 // PSUM_BANK_BYTES)
             yield row(where, "eager attention", keys * 4, banks)
-            yield row(where, "fused attention", fused_bytes(kind, shapes.kv_length, length, item), banks)
+            yield row(where, "fused attention", fused_row_bytes(keys, layer.head_dim, item), banks)
             tile = mlp_tile(given, layer.mlp.local_intermediate, rows, partitions, item)
             yield row(where, "mlp tile", tile, 2 * -(-rows * 4 // PSUM_BANK_BYTES))
         vocabulary = given.architecture.vocab_size
@@ -58,15 +60,10 @@ def _sbuf(given: DeviceInputs, partitions: int, limit: int) -> Iterator[WorkingS
 
 
 def keys_of(kind: LayerKind, kv_length: int, length: int) -> int:
-    """Keys that a query is scored against: the slot's rows, and in a ring the chunk's own beside them."""
+    """Keys that a query is scored against: the slot's rows, and in a ring the chunk's own beside them. Eager attention needs
+    their scores alone on the chip, for every step goes through memory."""
     rows = kind.kv_rows(kv_length)
     return rows if kind.slot.layout == "linear" else rows + length
-
-
-def fused_bytes(kind: LayerKind, kv_length: int, length: int, item: int) -> int:
-    """One query row a partition: scores over all its keys in fp32, the same as probabilities, the query, and the output in
-    fp32. Eager attention needs a row of scores alone: every step goes through memory."""
-    return keys_of(kind, kv_length, length) * (4 + item) + kind.layer.head_dim * (4 + item)
 
 
 def mlp_tile(given: DeviceInputs, local_intermediate: int, rows: int, partitions: int, item: int) -> int:
@@ -101,3 +98,32 @@ def tile_that_fits(kernel: AttentionKernel, head_dim: int, item: int) -> int:
     while tile > kernel.smallest_tile and kernel.tiles_held * tile * head_dim * item > kernel.budget_bytes:
         tile //= 2
     return tile
+
+
+def disagreements(sets: Sequence[WorkingSet], failures: Collection[str], implementation: str) -> tuple[Finding, ...]:
+    """Where arithmetic and what was published part: a failure that decides (``failures``) on a working set that would fit,
+    or one that does not fit and that nobody has published to fail."""
+    found = []
+    for what, name in PUBLISHED.items():
+        rows = [row for row in sets if row.what == what]
+        # of the cap the plan's own graphs take the last rows only, and it is they that are held to the limit
+        own = [row for row in sets if row.what == "softcap, last row"] if what.startswith("softcap") else rows
+        if not rows:
+            continue
+        most, limit = max(row.bytes for row in own), rows[0].limit
+        if name in failures and most <= limit:
+            message = (
+                f"{what}: {max(row.bytes for row in rows):,} of {limit:,} bytes a partition by arithmetic, {most:,} in this "
+                f"plan's graphs, so it should fit; the published failure decides"
+            )
+            found.append(Finding("info", f"{name}_disagrees", None, message, _OVERRIDE[what]))
+        elif name not in failures and what == "fused attention" and implementation == "sdpa" and most > limit:
+            message = f"{what}: {most:,} of {limit:,} bytes a partition by arithmetic; nobody has published that it fails"
+            found.append(Finding("info", "fused_attention_overflows", None, message, "attention.implementation=eager"))
+    return tuple(found)
+
+
+_OVERRIDE = {
+    "fused attention": "attention.implementation=sdpa to try",
+    "softcap, every row": "offload.softcap=device to try",
+}
