@@ -25,9 +25,12 @@ def pages(more: Path | None = None) -> dict[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     """0; 2 where a row is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m gemma4cfg.calibration", description="Published measurements beside what a plan predicts of them."
+        prog="python -m gemma4cfg.calibration",
+        description="Published measurements beside what a plan predicts of them.",
     )
-    parser.add_argument("--add", type=Path, metavar="FILE", help="CSV of further measurements, in the form of published.csv")
+    parser.add_argument(
+        "--add", type=Path, metavar="FILE", help="CSV of further measurements, in the form of published.csv"
+    )
     parser.add_argument("--write", type=Path, metavar="DIRECTORY", help="write the pages of the docs there")
     given = parser.parse_args(arguments)
     try:

@@ -49,7 +49,16 @@ def _chip_of(row: Compared, sdk: Sdk) -> set[str]:
 
 
 def _machines(targets: Iterable[Target]) -> str:
-    columns = ("machine", "cores", "GiB a core", "GB/s a core", "16-bit TFLOPS a core", "host GiB", "$/h on demand", "spot")
+    columns = (
+        "machine",
+        "cores",
+        "GiB a core",
+        "GB/s a core",
+        "16-bit TFLOPS a core",
+        "host GiB",
+        "$/h on demand",
+        "spot",
+    )
     return markdown(
         columns,
         [
@@ -73,21 +82,26 @@ def _price(price: Price | None) -> str:
 
 
 def _speeds(speeds: Speeds) -> str:
+    prefill = speeds.prefill
     rows = [
-        ("bandwidth in decode", f"{speeds.bandwidth.low:g}-{speeds.bandwidth.high:g} of nominal", speeds.bandwidth.source),
+        (
+            "bandwidth in decode",
+            f"{speeds.bandwidth.low:g}-{speeds.bandwidth.high:g} of nominal",
+            speeds.bandwidth.source,
+        ),
         (
             "prefill",
-            f"{speeds.prefill.compute_share:g} of the peak, no less than {1e3 * speeds.prefill.seconds_per_layer:g} ms a layer, "
-            f"within {speeds.prefill.factor:g}",
-            speeds.prefill.source,
+            f"{prefill.compute_share:g} of the peak, no less than {1e3 * prefill.seconds_per_layer:g} ms a layer, within "
+            f"{prefill.factor:g}",
+            prefill.source,
         ),
         ("a collective", f"{1e6 * speeds.collective.seconds:g} us", speeds.collective.source),
         ("host and device", f"{1e9 * speeds.host_byte.seconds:g} ms a MB", speeds.host_byte.source),
     ]
     if speeds.compile:
         fit = speeds.compile
-        text = f"{fit.seconds_per_layer:g} s a layer and graph, {fit.seconds_per_layer_and_row:g} s a layer and row, within {fit.factor:g}"
-        rows.append(("compile", text, fit.source))
+        text = f"{fit.seconds_per_layer:g} s a layer and graph, {fit.seconds_per_layer_and_row:g} s a layer and row"
+        rows.append(("compile", f"{text}, within {fit.factor:g}", fit.source))
     if speeds.host_prefill:
         rate = span(speeds.host_prefill.low, speeds.host_prefill.high)
         rows.append(("a prompt on the host", f"{rate} bytes/s", speeds.host_prefill.source))
@@ -114,8 +128,8 @@ def _contexts(targets: Sequence[Target]) -> str:
             if found:
                 rows.append((target.name, model.name, "; ".join(found)))
     note = (
-        "Tokens a stream holds at most, one stream, prefill buckets of 512, sliding layers in rings, all else by default; *: the "
-        "model has no more positions.\n\n"
+        "Tokens a stream holds at most, one stream, prefill buckets of 512, sliding layers in rings, all else by default; "
+        "*: the model has no more positions.\n\n"
     )
     return note + markdown(("machine", "model", "tokens by TP degree"), rows)
 
@@ -136,7 +150,9 @@ def _ring_and_linear() -> str:
                 hbm = draft_of(load_config(["model=31b", f"tp={tp}", *words])).budget.hbm_per_rank
                 sizes.append(f"{hbm.kv:,}")
             rows.append((str(tp), f"{length:,}", *sizes))
-    head = "## Ring against linear\n\n31B's KV on a rank, bytes in bfloat16; a ring holds the window of 1,024, full layers every token.\n\n"
+    head = (
+        "## Ring against linear\n\n31B's KV on a rank, bytes in bfloat16. A ring holds 1,024 rows, full layers all.\n\n"
+    )
     return head + markdown(("TP", "tokens", "linear", "ring"), rows)
 
 
@@ -153,11 +169,12 @@ def _serving() -> str:
     steps = "\n".join((*install["before"], f"{environment} {' '.join(install['command'])}", " ".join(serve["command"])))
     stack = next(sdk for sdk in every_choice(Sdk, "sdk") if sdk.name == plan.sdk).stack
     assert stack.build and stack.health
+    tiles = ", ".join(f"{tile} for heads of {head}" for head, tile in install["patch"]["tile_of_head_dim"].items())
     return (
-        f"## Serving E2B\n\n{stack.build.why}\n\n```\n{steps}\n```\n\nvLLM {install['requires']['vllm']}. Needed to build:\n\n{needs}\n"
-        f"`{install['patch']['file']}` first: tiles {install['patch']['tile_of_head_dim']} by head width, one stage.\n\n{sets}\n"
-        f"Well is a server whose answer on `{health['path']}` to \"{stack.health.prompt}\" holds \"{stack.health.answer_holds}\": "
-        f"{stack.health.why}.\n"
+        f"## Serving E2B\n\n{stack.build.why}\n\n```\n{steps}\n```\n\nvLLM {install['requires']['vllm']}, on a host of "
+        f"{stack.build.host_memory_gib} GiB. Needed to build:\n\n{needs}\n`{install['patch']['file']}` comes first: tiles of "
+        f'{tiles}, one stage.\n\n{sets}\nA server is well whose answer on `{health["path"]}` to "{stack.health.prompt}" '
+        f'holds "{stack.health.answer_holds}": {stack.health.why}.\n'
     )
 
 

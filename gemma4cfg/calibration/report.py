@@ -53,7 +53,9 @@ def groups(compared: Sequence[Compared]) -> str:
         ratios = [known.ratio for known in members]
         inside = sum(known.inside for known in members)
         mean = geometric_mean(ratios)
-        rows.append((speeds, kind, f"{inside} of {len(members)}", f"{min(ratios):.2f}-{max(ratios):.2f}", f"{mean:.2f}"))
+        rows.append(
+            (speeds, kind, f"{inside} of {len(members)}", f"{min(ratios):.2f}-{max(ratios):.2f}", f"{mean:.2f}")
+        )
     return markdown(("constants", "kind", "inside", "ratios", "mean ratio"), rows)
 
 
@@ -90,6 +92,3 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-
-
-

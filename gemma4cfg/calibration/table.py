@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, log, sqrt
 
 from gemma4cfg.architecture.inventory import inventory
 from gemma4cfg.calibration.quantities import QUANTITIES
@@ -39,7 +39,7 @@ class Compared:
 
 
 def middle(span: Span) -> float:
-    return (span.low * span.high) ** 0.5
+    return sqrt(span.low * span.high)
 
 
 def compare(rows: Iterable[Row], change: Callable[[Estimates], Estimates] | None = None) -> list[Compared]:

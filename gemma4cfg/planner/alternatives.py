@@ -21,7 +21,7 @@ def alternatives(device: DeviceInputs, layers: tuple[Layer, ...], tp: int) -> tu
         return ()
     return (
         *_attention(device, layers[0].attention.implementation),
-        *_experts(device, layers[0], tp),
+        *_experts(layers[0], tp),
         *_placement(device),
     )
 
@@ -54,7 +54,7 @@ def _attention(device: DeviceInputs, taken: str) -> Iterator[Alternative]:
         yield Alternative("attention.implementation", option, option == taken, figures)
 
 
-def _experts(device: DeviceInputs, layer: Layer, tp: int) -> Iterator[Alternative]:
+def _experts(layer: Layer, tp: int) -> Iterator[Alternative]:
     """Both read the same bytes; a slice of every expert fills fewer rows of the systolic array than a whole expert."""
     moe = layer.moe
     if moe is None:

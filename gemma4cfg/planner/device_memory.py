@@ -43,7 +43,9 @@ def device_lines(given: DeviceInputs) -> tuple[BudgetLine, ...]:
     estimates, copies, shapes = given.sdk.stack.estimates, given.copies, given.shapes
     runtime = given.target.chip.runtime_bytes_per_core * given.target.cores_per_logical_core
     lines = [
-        BudgetLine("weights", f"weights x {copies}", given.division.weights * copies, "counted: tensors and rank tensors")
+        BudgetLine(
+            "weights", f"weights x {copies}", given.division.weights * copies, "counted: tensors and rank tensors"
+        )
     ]
     for kind in given.kinds:
         if kind.owners:
@@ -57,7 +59,9 @@ def device_lines(given: DeviceInputs) -> tuple[BudgetLine, ...]:
         longest = shapes.prefill_buckets[-1]
         activations = activation_bytes(given, longest, shapes.kv_length)
         lines += [
-            BudgetLine("scratch", f"activations of a prefill of {longest}", activations, "counted: the largest graph's"),
+            BudgetLine(
+                "scratch", f"activations of a prefill of {longest}", activations, "counted: the largest graph's"
+            ),
             BudgetLine("scratch", "logits of the last rows, float32", logit_bytes(given), "counted"),
         ]
     spill = estimates.spill_per_graph
@@ -171,5 +175,4 @@ def maximum_context(given: DeviceInputs, hbm: HbmBudget) -> MaximumContext:
             low = middle
         else:
             high = middle - 1
-    limited_by = "positions" if low == most else "memory"
-    return MaximumContext(tokens=low * step, step=step, limited_by=limited_by)
+    return MaximumContext(tokens=low * step, step=step, limited_by="positions" if low == most else "memory")

@@ -105,9 +105,7 @@ def compile_seconds(given: EstimateInputs, rows: Sequence[int]) -> Span:
 
 
 def _collective_seconds(given: EstimateInputs, traffic: Traffic) -> float:
-    return (
-        traffic.collectives * given.speeds.collective.seconds + traffic.ring_bytes / given.target.link_per_core
-    )
+    return traffic.collectives * given.speeds.collective.seconds + traffic.ring_bytes / given.target.link_per_core
 
 
 def _host_prefill(given: EstimateInputs) -> Span:

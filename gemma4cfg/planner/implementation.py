@@ -44,7 +44,7 @@ def choose_implementation(
     if not failures:
         other = TurnedDown("eager", Reason.DEVICE_WORK, "")
         return "sdpa", Decision("attention.implementation", "sdpa", (other,), Reason.DEFAULT, figures), ()
-    name, failure = failures[0]
+    _, failure = failures[0]
     other = TurnedDown("sdpa", Reason.PUBLISHED_FAILURE, f"{failure.what} ({failure.source})")
     decision = Decision(
         "attention.implementation",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from gemma4cfg.architecture.inventory import LM_HEAD
 from gemma4cfg.config.speeds import AttentionKernel
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.bytes import ITEM_BYTES
@@ -75,7 +76,7 @@ def mlp_tile(given: DeviceInputs, local_intermediate: int, rows: int, partitions
 
 def _head_rows(given: DeviceInputs) -> int:
     """Rows of the head on a rank."""
-    head = next(t for name, t in given.division.placed.items() if name == "lm_head.weight")
+    head = given.division.placed[LM_HEAD]
     return head.local_elements // given.architecture.hidden_size or given.architecture.vocab_size
 
 
@@ -118,7 +119,9 @@ def disagreements(sets: Sequence[WorkingSet], failures: Collection[str], impleme
             )
             found.append(Finding("info", f"{name}_disagrees", None, message, _OVERRIDE[what]))
         elif name not in failures and what == "fused attention" and implementation == "sdpa" and most > limit:
-            message = f"{what}: {most:,} of {limit:,} bytes a partition by arithmetic; nobody has published that it fails"
+            message = (
+                f"{what}: {most:,} of {limit:,} bytes a partition by arithmetic; nobody has published that it fails"
+            )
             found.append(Finding("info", "fused_attention_overflows", None, message, "attention.implementation=eager"))
     return tuple(found)
 

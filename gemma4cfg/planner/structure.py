@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gemma4cfg.architecture.model import LAYER_TYPES, Architecture, layer_facts
 from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.findings import Finding
+from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Budget, Decision, Layer, Shapes, TurnedDown
 from gemma4cfg.planner.division import Division
 from gemma4cfg.planner.heads import HeadLayout
-from gemma4cfg.planner.kv import kv_bytes, kv_length_of, plan_kv
+from gemma4cfg.planner.kv import kv_length_of
 from gemma4cfg.runs import index_runs
 
 
@@ -89,7 +89,9 @@ def structure_findings(
             f"{target.host_memory_gib} and {swap_gib} of swap"
         )
         where = f"compile on {host.compile_on}" if host.compile_on else "no known machine with this chip has enough"
-        fix = f"{where}, or {host.compile_swap / GIB:.1f} GiB of swap (swap_gib={-(-host.compile_swap // GIB)} to say so)"
+        fix = (
+            f"{where}, or {host.compile_swap / GIB:.1f} GiB of swap (swap_gib={-(-host.compile_swap // GIB)} to say so)"
+        )
         findings.append(Finding("warning", "host_compile", None, message, fix))
     return tuple(findings)
 
@@ -106,12 +108,14 @@ def _headroom(budget: Budget) -> list[Finding]:
 
 def _kv_bytes(architecture: Architecture, division: Division) -> str:
     """What either layout takes of a rank."""
-    sizes = []
-    for layout in ("linear", "ring"):
-        shapes = replace(division.shapes, kv_layout=layout)
-        size = kv_bytes(plan_kv(architecture, division.layouts, shapes), shapes)
-        sizes.append(f"{layout} {size:,}")
-    return f"{', '.join(sizes)} bytes a rank"
+    length, totals = division.shapes.kv_length, {"linear": 0, "ring": 0}
+    for layer, slot in zip(layer_facts(architecture), division.slots, strict=True):
+        if slot.shape is not None:
+            batch, heads, _, head_dim = slot.shape
+            row = 2 * batch * heads * head_dim * ITEM_BYTES[division.shapes.kv_dtype]
+            totals["linear"] += row * length
+            totals["ring"] += row * min(layer.attention.window or length, length)
+    return f"{', '.join(f'{layout} {size:,}' for layout, size in totals.items())} bytes a rank"
 
 
 def _lengths(architecture: Architecture, shapes: Shapes) -> dict[str, int]:

@@ -155,7 +155,9 @@ def _budget(plan: JsonPlan, console: Console) -> None:
     for other in estimate["alternatives"]:
         figures = ", ".join(f"{name.replace('_', ' ')} {value:,.6g}" for name, value in other["figures"].items())
         mark = "taken" if other["taken"] else "or"
-        console.print(f"  {mark}  {other['choice']}={other['option']}: {figures}", style=None if other["taken"] else "dim")
+        console.print(
+            f"  {mark}  {other['choice']}={other['option']}: {figures}", style=None if other["taken"] else "dim"
+        )
 
 
 def _host(host: Mapping[str, Any], console: Console) -> None:

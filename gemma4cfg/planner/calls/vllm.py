@@ -49,7 +49,12 @@ def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
     script.call(
         "http.post",
         path=health.path,
-        json={"model": model, "messages": [{"role": "user", "content": health.prompt}], "temperature": 0, "max_tokens": 32},
+        json={
+            "model": model,
+            "messages": [{"role": "user", "content": health.prompt}],
+            "temperature": 0,
+            "max_tokens": 32,
+        },
         answer_holds=health.answer_holds,
     )
     return script.calls
