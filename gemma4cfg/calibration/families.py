@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gemma4cfg.architecture.model import Architecture
-from gemma4cfg.calibration.report import markdown, number, span, table
+from gemma4cfg.calibration.report import markdown, span, table
 from gemma4cfg.calibration.table import Compared, draft_of
 from gemma4cfg.config.catalog import every_choice
 from gemma4cfg.config.compose import load_config
@@ -14,7 +14,7 @@ from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.speeds import Speeds
 from gemma4cfg.config.target import Family, Price, Target
 from gemma4cfg.errors import UserError
-from gemma4cfg.plan.records import Plan
+from gemma4cfg.plan.records import MaximumContext
 from gemma4cfg.planner.build import build_plan
 
 DEGREES = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -91,7 +91,7 @@ def _speeds(speeds: Speeds) -> str:
         ),
         (
             "prefill",
-            f"{prefill.compute_share:g} of the peak, no less than {1e3 * prefill.seconds_per_layer:g} ms a layer, within "
+            f"{prefill.compute_share:g} of the peak and {1e3 * prefill.seconds_per_layer:g} ms a layer, within "
             f"{prefill.factor:g}",
             prefill.source,
         ),
@@ -113,18 +113,24 @@ def _contexts(targets: Sequence[Target]) -> str:
     by_size: dict[tuple[int, int], Target] = {}
     for target in sorted(targets, key=lambda target: target.host_memory_gib):
         by_size.setdefault((target.cores, target.hbm_bytes_per_core), target)
-    rows = []
+    models, rows = every_choice(Architecture, "model"), []
+    words = ("shapes=kv512", "shapes.kv_layout=ring", "shapes.prompt_chunking=true", "shapes.prefill_buckets=[512]")
+    bases = {model.name: load_config([f"model={model.name}", *words]) for model in models}
+    if targets[0].family == "g5g":  # whose own stack has its own buckets and rings
+        bases = {model.name: load_config([f"model={model.name}", "target=g5g.xlarge"]) for model in models}
     for target in by_size.values():
-        for model in every_choice(Architecture, "model"):
-            base = load_config([f"model={model.name}", f"target={target.name}", "shapes=kv512"])
+        for model in models:
+            base = bases[model.name]
             found = []
             for tp in DEGREES:
-                shapes = replace(base.settings.shapes, kv_layout="ring", prompt_chunking=True, prefill_buckets=(512,))
+                if tp > target.cores:
+                    break
                 try:
-                    plan = build_plan(replace(base, settings=replace(base.settings, tp=tp, shapes=shapes)))
+                    draft = draft_of(replace(base, targets=(target,), settings=replace(base.settings, tp=tp)))
                 except UserError:
                     continue
-                found.append(_context(plan))
+                if draft.fits:
+                    found.append(_context(tp, draft.budget.maximum_context))
             if found:
                 rows.append((target.name, model.name, "; ".join(found)))
     note = (
@@ -134,9 +140,8 @@ def _contexts(targets: Sequence[Target]) -> str:
     return note + markdown(("machine", "model", "tokens by TP degree"), rows)
 
 
-def _context(plan: Plan) -> str:
-    context = plan.budget.maximum_context
-    return f"tp={plan.tp} {context.tokens:,}{'*' if context.limited_by == 'positions' else ''}"
+def _context(tp: int, context: MaximumContext) -> str:
+    return f"tp={tp} {context.tokens:,}{'*' if context.limited_by == 'positions' else ''}"
 
 
 def _ring_and_linear() -> str:
@@ -192,5 +197,5 @@ def _failures(sdks: Iterable[Sdk], family: Family) -> str:
 
 def _condition(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{key} {number(limit)}" for key, limit in value.items())
+        return " ".join(f"{key} {limit}" for key, limit in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

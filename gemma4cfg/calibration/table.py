@@ -54,14 +54,20 @@ def _compare(row: Row, change: Callable[[Estimates], Estimates] | None) -> Compa
     config = _config(row.overrides)
     if len(config.targets) != 1:
         raise ConfigError(f"calibration row {row.name!r}: name the machine it ran on, e.g. target=inf2.8xlarge")
+    draft = _drafted(row.overrides)
+    chip, known = draft.target.chip.name, draft.sdk.stack.estimates
     if change:
-        sdks = (replace(sdk, stack=replace(sdk.stack, estimates=change(sdk.stack.estimates))) for sdk in config.sdks)
-        config = replace(config, sdks=tuple(sdks))
-    draft = draft_of(config) if change else _drafted(row.overrides)
-    chip = draft.target.chip.name
-    named = draft.sdk.stack.estimates.speeds
-    speeds = next(name for name, speeds in named.items() if chip in speeds.chips)
+        draft = _changed(config, draft, change(known))
+    speeds = next(name for name, speeds in known.speeds.items() if chip in speeds.chips)
     return Compared(row, speeds, QUANTITIES[row.quantity].predict(draft, row.edges))
+
+
+def _changed(config: Config, draft: Draft, estimates: Estimates) -> Draft:
+    """The draft with other constants: speeds decide nothing, so only other ones have it made anew."""
+    sdk = replace(draft.sdk, stack=replace(draft.sdk.stack, estimates=estimates))
+    if replace(estimates, speeds=draft.sdk.stack.estimates.speeds) == draft.sdk.stack.estimates:
+        return replace(draft, speed=replace(draft.speed, sdk=sdk))
+    return draft_of(replace(config, sdks=(sdk,)))
 
 
 @functools.cache

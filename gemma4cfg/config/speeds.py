@@ -42,7 +42,7 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
     """Prefill takes the largest of three: bytes over the decode bandwidth, operations over ``compute_share`` of the peak, and
-    ``seconds_per_layer``, below which no layer comes however small it is; published runs lie within ``factor`` either way."""
+    ``seconds_per_layer``, below which no layer comes however small it is. Published runs lie within ``factor`` either way."""
 
     compute_share: float = field(metadata=_SHARE)
     seconds_per_layer: float = field(metadata={"minimum": 0.0})

@@ -141,8 +141,8 @@ def _basis(given: EstimateInputs, decode: Traffic) -> str:
     else:
         text += (
             f"prefill: the largest of bytes at the middle of that share, operations at {fit.compute_share:.3g} of the peak "
-            f"and {1e3 * fit.seconds_per_layer:.3g} ms a layer, collectives and what crosses; within {fit.factor:.4g} either "
-            f"way ({fit.source})"
+            f"and {1e3 * fit.seconds_per_layer:.3g} ms a layer, then collectives and what crosses; within {fit.factor:.4g} "
+            f"either way ({fit.source})"
         )
     if compiling:
         text += (
