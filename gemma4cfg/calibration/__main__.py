@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Published measurements beside what a plan predicts of them.",
     )
     parser.add_argument(
-        "--add", type=Path, metavar="FILE", help="CSV of further measurements, in the form of published.csv"
+        "--add", type=Path, metavar="FILE", help="CSV of further measurements, in the form of conf/calibration.csv"
     )
     parser.add_argument("--write", type=Path, metavar="DIRECTORY", help="write the pages of the docs there")
     given = parser.parse_args(arguments)

@@ -48,12 +48,12 @@ class NotExpressible:
 
 def published() -> tuple[Row, ...]:
     """The rows that ship with the program."""
-    return read_rows(conf_directory() / "calibration" / "published.csv")
+    return read_rows(conf_directory() / "calibration.csv")
 
 
 def not_expressible() -> tuple[NotExpressible, ...]:
     """What was published and is in no row."""
-    path = conf_directory() / "calibration" / "not_expressible.csv"
+    path = conf_directory() / "not_expressible.csv"
     with path.open(encoding="utf-8", newline="") as lines:
         return tuple(NotExpressible(**record) for record in csv.DictReader(lines))
 

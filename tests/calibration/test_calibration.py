@@ -218,3 +218,12 @@ def test_pages_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert main(["--write", str(tmp_path / "docs"), "--add", "mine.csv"]) == 0
     assert (tmp_path / "docs" / "calibration.md").read_text() == "a table\n"
     assert asked == [Path("mine.csv")]
+
+
+def test_the_readme_counts_the_rows() -> None:
+    text = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    inside = sum(row.inside for row in compared())
+    assert (
+        f"holds {len(compared())} published measurements beside what the plan predicts of each, {inside} of them inside"
+        in text
+    )
