@@ -84,8 +84,10 @@ def span(low: float, high: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits of small numbers, billions as such."""
-    return f"{value / 1e9:.4g} G" if value >= 1e9 else f"{value / 1e6:.4g} M" if value >= 1e6 else f"{value:.4g}"
+    """Four digits of small numbers, millions and billions as such."""
+    if value >= 1e6:
+        return f"{value / 1e9:.4g} G" if value >= 1e9 else f"{value / 1e6:.4g} M"
+    return f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
