@@ -26,7 +26,7 @@ def test_there_are_goldens_and_no_others() -> None:
 
 def test_a_golden_is_readable_and_holds_the_whole_plan() -> None:
     golden = stored("31b-tp8")
-    assert golden is not None and len(golden) < 30_000
+    assert golden is not None and len(golden) < 35_000
     plan = plan_of(golden)
     assert [layer["index"] for layer in plan["layers"]] == list(range(60))
     assert len(plan["tensors"]) == 833

@@ -105,8 +105,9 @@ class LayerFacts:
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A text decoder of the Gemma-4 family. ``name``, ``class_name``, ``hugging_face_id`` and
-    ``checkpoint_dtype`` say what it is called and how it is stored, and take no part in equality: two architectures are
-    equal when every shape and every constant is.
+    ``checkpoint_dtype`` say what it is called and how it is stored, ``tower_elements`` how many elements of vision and audio
+    its published checkpoint has beside the text decoder; they take no part in equality: two architectures are equal when
+    every shape and every constant is.
 
     ``layer_pattern`` is repeated over ``layers``. ``embedding_scale`` is stated as the reference rounds it (to bfloat16).
     """
@@ -131,6 +132,7 @@ class Architecture:
     class_name: str = field(default="Gemma4ForConditionalGeneration", compare=False)
     hugging_face_id: str | None = field(default=None, compare=False)
     checkpoint_dtype: Literal["bfloat16", "float16", "float32"] = field(default="bfloat16", compare=False)
+    tower_elements: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.layer_pattern:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from gemma4cfg.config.speeds import Estimates
 from gemma4cfg.config.target import Family
 
 Support = Literal["supported", "unsupported", "absent"]
@@ -76,8 +77,34 @@ class DtypeRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """How a stack is built from source for a chip that its own packages leave out. ``needs``: tools that the image lacks, and
+    what each is for. ``host_memory_gib``: of the machine on which it was built. ``patch``: the file to change first."""
+
+    why: str
+    environment: dict[str, str]
+    before: tuple[str, ...]
+    command: tuple[str, ...]
+    needs: dict[str, str]
+    host_memory_gib: int
+    patch: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """A request whose answer's text shows that a server is well; status 200 does not."""
+
+    path: str
+    prompt: str
+    answer_holds: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
-    """What the releases of one stack share. A machine family that an interface does not name lacks it."""
+    """What the releases of one stack share. A machine family that an interface does not name lacks it. ``build`` and
+    ``health`` are null where the plan's own graphs are compiled."""
 
     name: Literal["neuron", "vllm"]
     package_index: str | None
@@ -86,6 +113,8 @@ class Stack:
     dtypes: dict[str, DtypeRule]
     kv_dtypes: dict[str, DtypeRule]
     estimates: Estimates
+    build: Build | None
+    health: HealthCheck | None
     failures: dict[str, Failure]
 
 
@@ -106,41 +135,3 @@ class Sdk:
         """How far ``api`` (a key of ``Stack.apis``) is supported on a machine family."""
         known = self.stack.apis.get(api)
         return known.support.get(family, "absent") if known else "absent"
-
-
-@dataclass(frozen=True, slots=True)
-class SourcedBytes:
-    bytes: int = field(metadata={"minimum": 0})
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourcedRatio:
-    ratio: float = field(metadata={"minimum": 0.0})
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourcedRates:
-    """Bytes per second, from ``low`` to ``high``."""
-
-    low: float
-    high: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Estimates:
-    """Measured constants behind the inexact parts of a budget.
-
-    ``code_per_layer``: device bytes of one graph's instructions per layer. ``spill_per_graph``: scratch that the compiler
-    itself asks for. ``compiler_peak``: host bytes of one compiler process. ``all_ranks_compile``: host bytes to compile all
-    ranks at once, over the bytes of all ranks' weights. ``host_reserve``: what the system keeps of host memory.
-    ``host_prefill``: float32 weight bytes that a prefill on the host goes through."""
-
-    code_per_layer: SourcedBytes
-    spill_per_graph: SourcedBytes
-    compiler_peak: SourcedBytes
-    all_ranks_compile: SourcedRatio
-    host_reserve: SourcedBytes
-    host_prefill: SourcedRates | None

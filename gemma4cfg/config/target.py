@@ -23,10 +23,9 @@ class OnChipMemory:
 @dataclass(frozen=True, slots=True)
 class Chip:
     """One accelerator. ``hbm_bytes``, ``bandwidth_bytes_per_s`` and ``tflops`` are of the whole chip; its ``cores`` are
-    physical. ``runtime_bytes_per_core`` is what the runtime itself takes of a physical core's memory. ``bandwidth_efficiency``
-    is the share of the bandwidth that published ports reach in decode, ``prefill_efficiency`` the share of the tighter of
-    bandwidth and operations that they reach in prefill. ``sbuf`` and ``psum`` are null on a GPU, which has
-    ``shared_memory_bytes`` per block instead."""
+    physical. ``runtime_bytes_per_core`` is what the runtime itself takes of a physical core's memory, ``link_bytes_per_s`` what
+    passes between chips. ``sbuf`` and ``psum`` are null on a GPU, which has ``shared_memory_bytes`` per block instead. How much
+    of these figures a program reaches is its stack's to say (``config.speeds``)."""
 
     name: str
     cores: int = field(metadata=_POSITIVE)
@@ -38,18 +37,9 @@ class Chip:
     shared_memory_bytes: int | None
     runtime_bytes_per_core: int
     runtime_source: str
-    bandwidth_efficiency: Efficiency
-    prefill_efficiency: Efficiency
+    link_bytes_per_s: int | None
+    link_source: str | None
     tensor_parallel: TensorParallelDegrees | None
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares (0 to 1) of a nominal figure that measured runs reach, and where they were measured."""
-
-    low: float = field(metadata={"minimum": 0.0, "maximum": 1.0})
-    high: float = field(metadata={"minimum": 0.0, "maximum": 1.0})
     source: str
 
 
@@ -113,6 +103,12 @@ class Target:
     def tflops_per_core(self, dtype: str) -> float:
         """Of one logical core; a type without a datapath runs at the fp32 rate."""
         return self.chips * self.chip.tflops.get(dtype, self.chip.tflops["float32"]) / self.cores
+
+    @property
+    def link_per_core(self) -> int:
+        """Bytes per second of one logical core's share of its chip's links; of its memory where the chip has none."""
+        link = self.chip.link_bytes_per_s
+        return self.chips * link // self.cores if link else self.bandwidth_per_core
 
     @property
     def host_bytes(self) -> int:

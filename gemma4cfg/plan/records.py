@@ -207,8 +207,86 @@ class HbmBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetLine:
+    """Some of the bytes of one part of ``HbmBudget``, whose lines add up to it."""
+
+    part: Literal["weights", "kv", "scratch", "code", "runtime"]
+    what: str
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """Device bytes of one graph beside weights and KV."""
+
+    graph: str
+    activations: int
+    logits: int
+    spill: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """``bytes`` of one partition of on-chip memory (a block's shared memory on a GPU) against its ``limit``; ``psum_banks``
+    of its eight are in use. ``published`` names the published failure that decides beside this arithmetic."""
+
+    graph: str
+    layers: str
+    what: str
+    bytes: int
+    limit: int
+    fits: bool
+    psum_banks: int | None
+    published: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MaximumContext:
+    """Tokens that a stream can hold with all else as planned: one ``step`` (the largest prefill bucket) more does not fit
+    the memory, or is more positions than the model has."""
+
+    tokens: int
+    step: int
+    limited_by: Literal["memory", "positions"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompilePeaks:
+    """Host bytes to compile: one rank from its rank file, one rank after reading the whole checkpoint in a type, all ranks at
+    once in a type."""
+
+    one_rank_streamed: int
+    one_rank_bfloat16: int
+    one_rank_float32: int
+    all_ranks_bfloat16: int
+    all_ranks_float32: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskBudget:
+    """Bytes of the published checkpoint, of rank files with the host's tables, and of compiled graphs."""
+
+    checkpoint: int
+    shards: int
+    artifacts: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostAbility:
+    """Whether the host's memory and the swap it has are enough, a reserve for the system kept."""
+
+    shard: bool
+    compile: bool
+    load: bool
+    serve: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HostBudget:
-    """Bytes of host memory; ``swap`` is what the peak of loading and serving lacks."""
+    """Bytes of host memory; ``swap`` and ``compile_swap`` are what loading and compiling lack. ``compile`` is null where
+    nothing is compiled ahead; ``compile_on`` is the smallest machine with this chip whose host compiles the plan."""
 
     shard_peak: int
     compile_peak: int
@@ -216,6 +294,11 @@ class HostBudget:
     steady: int
     limit: int
     swap: int
+    compile_swap: int
+    compile: CompilePeaks | None
+    disk: DiskBudget
+    can: HostAbility
+    compile_on: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +306,10 @@ class Budget:
     hbm_per_rank: HbmBudget
     host: HostBudget
     basis: Mapping[str, str]
+    lines: tuple[BudgetLine, ...]
+    graphs: tuple[GraphMemory, ...]
+    on_chip: tuple[WorkingSet, ...]
+    maximum_context: MaximumContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +327,45 @@ class BytesPerToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Floors:
+    """Milliseconds that no program for this chip can be under: bytes or operations over its limits, and the collectives."""
+
+    decode_ms: float
+    prefill_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """US dollars for a million decoded tokens, one copy of the model on the machine; null where no price is known."""
+
+    on_demand: Span | None
+    spot: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """An option that is open here, ``taken`` or not, with what can be said of it in figures."""
+
+    choice: str
+    option: str
+    taken: bool
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
+    """``compile_s`` is null where nothing is compiled ahead. ``prefill_ms`` is of the largest bucket, ``prefill_ms_by_bucket``
+    of each."""
+
     decode_tokens_per_s: Span
     prefill_ms: Span
     bytes_per_token_per_rank: BytesPerToken
     basis: str
+    floors: Floors
+    prefill_ms_by_bucket: Mapping[str, Span]
+    compile_s: Span | None
+    usd_per_million_tokens: Costs
+    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from gemma4cfg.architecture.known import near_known
 from gemma4cfg.config.schema import Config, Recipe
 from gemma4cfg.config.sdk import Sdk
-from gemma4cfg.config.target import Target
+from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.records import Budget, Decision, Estimate, HostPart, Layer
-from gemma4cfg.planner.budget import BudgetInputs, plan_budget
+from gemma4cfg.planner.alternatives import alternatives
+from gemma4cfg.planner.budget import plan_budget
+from gemma4cfg.planner.device_memory import DeviceInputs
 from gemma4cfg.planner.division import Divider, Division
-from gemma4cfg.planner.estimate import plan_estimate
+from gemma4cfg.planner.estimate import EstimateInputs, plan_estimate
 from gemma4cfg.planner.facts import attention_facts, plan_facts
 from gemma4cfg.planner.failures import failure_findings, published
+from gemma4cfg.planner.host_memory import HostInputs
 from gemma4cfg.planner.implementation import choose_implementation
+from gemma4cfg.planner.kinds import layer_kinds
 from gemma4cfg.planner.layers import plan_layers
 from gemma4cfg.planner.offload import ALL_ON_DEVICE, host_parts, offload_decisions
+from gemma4cfg.planner.on_chip import disagreements
 from gemma4cfg.planner.shapes import plan_dtype, plan_shapes
 from gemma4cfg.planner.stack import RankMemory, choose_recipe, choose_sdk, copies_on_core, graphs_on_core
 from gemma4cfg.planner.structure import structure_decisions, structure_findings
@@ -27,7 +32,8 @@ from gemma4cfg.planner.unread import refuse_unread_by_stack
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan before its tensors, graphs and calls are written out. ``copies``: of weights and KV on the fullest core."""
+    """A plan before its tensors, graphs and calls are written out. ``copies``: of weights and KV on the fullest core.
+    ``speed`` is what the estimate is made from."""
 
     target: Target
     sdk: Sdk
@@ -37,6 +43,7 @@ class Draft:
     host: tuple[HostPart, ...]
     copies: int
     budget: Budget
+    speed: EstimateInputs
     estimate: Estimate
     decisions: tuple[Decision, ...]
     findings: tuple[Finding, ...]
@@ -73,33 +80,44 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
     of_layers = [{**layer, "attention_implementation": implementation} for layer in of_layers]
 
     # Published of graphs that return every row of the bucket, ours return the last: cited, not followed to other shapes.
-    note = "; ".join(
-        f"{failure.what} ({failure.source})"
-        for _, failure in published(sdk, "softcap_on_host", {**facts, "prefill_rows": "all"}, of_layers)
-    )
+    capped = published(sdk, "softcap_on_host", {**facts, "prefill_rows": "all"}, of_layers)
+    note = "; ".join(f"{failure.what} ({failure.source})" for _, failure in capped)
+    deciding = {name for name, _ in (*published(sdk, "eager_attention", facts, of_layers), *capped)}
     host = host_parts(division.offload, model, division.placed, dtypes, note)
+    kinds = layer_kinds(layers)
+    device = DeviceInputs(
+        architecture=model,
+        kinds=kinds,
+        division=division,
+        recipe=recipe,
+        sdk=sdk,
+        target=target,
+        copies=copies,
+        graphs_on_core=graphs_on_core(recipe, buckets),
+    )
     budget = plan_budget(
-        BudgetInputs(
+        device,
+        HostInputs(
             architecture=model,
-            layers=layers,
             division=division,
             tp=tp,
             recipe=recipe,
             sdk=sdk,
             target=target,
-            copies=copies,
-            graphs_on_core=graphs_on_core(recipe, buckets),
+            known_targets=config.known_targets,
             graphs=1 if recipe.prefill == "host" else buckets + 1,
             host=host,
-        )
+            swap=settings.swap_gib * GIB,
+        ),
     )
+    speed = EstimateInputs(model, division, kinds, tp, target, recipe, sdk)
     decisions = (
         sdk_decision,
         recipe_decision,
         dtype_decision,
         *division.attention_decisions,
         implementation_decision,
-        *structure_decisions(model, shapes, division.kv_per_token),
+        *structure_decisions(model, division),
         *division.feedforward.decisions,
         division.lm_head_decision,
         *(offload_decisions(division, model, dtypes, note) if recipe.name != "vllm" else ()),
@@ -109,6 +127,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         *dtype_findings,
         *recipe_findings,
         *implementation_findings,
+        *disagreements(budget.on_chip, deciding, implementation),
         *structure_findings(layers, division.layouts, tp, target, budget, settings.swap_gib),
         *failure_findings(sdk, facts, of_layers),
     )
@@ -121,7 +140,8 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         host=host,
         copies=copies,
         budget=budget,
-        estimate=plan_estimate(division, target, recipe, sdk),
+        speed=speed,
+        estimate=plan_estimate(speed, alternatives(device, layers, tp)),
         decisions=decisions,
         findings=findings,
     )

@@ -29,6 +29,7 @@ def plan_facts(
         "kv_length": shapes.kv_length,
         "max_prefill_bucket": shapes.prefill_buckets[-1],
         "prefill_rows": "last",
+        "prefill_graphs": 0 if recipe.prefill == "host" or recipe.name == "vllm" else len(shapes.prefill_buckets),
         "has_ple": architecture.ple is not None,
         "has_moe": architecture.moe is not None,
         "moe_partition": moe.partition if moe else None,

@@ -44,7 +44,7 @@ def choose_implementation(
     if not failures:
         other = TurnedDown("eager", Reason.DEVICE_WORK, "")
         return "sdpa", Decision("attention.implementation", "sdpa", (other,), Reason.DEFAULT, figures), ()
-    name, failure = failures[0]
+    _, failure = failures[0]
     other = TurnedDown("sdpa", Reason.PUBLISHED_FAILURE, f"{failure.what} ({failure.source})")
     decision = Decision(
         "attention.implementation",
@@ -53,24 +53,22 @@ def choose_implementation(
         Reason.PUBLISHED_FAILURE,
         f"{failure.what} ({failure.source}); {figures}",
     )
-    if need > limit:
-        return "eager", decision, ()
-    message = f"{figures}, so it should fit; the published failure says it does not, and decides: {failure.what}"
-    return (
-        "eager",
-        decision,
-        (Finding("info", f"{name}_disagrees", None, message, "attention.implementation=sdpa to try"),),
-    )
+    return "eager", decision, ()
 
 
 def fused_working_set(architecture: Architecture, shapes: Shapes, dtype: str) -> int:
-    """Bytes per partition of the widest layer, one query row a partition: scores over all its keys in fp32, the same as
-    probabilities in ``dtype``, the query, and the output in fp32."""
+    """Bytes per partition of the widest layer, one query row a partition."""
     item = ITEM_BYTES[dtype]
     widest = 0
     for layer in layer_facts(architecture):
         keys = shapes.kv_length
         if layer.attention.window is not None and shapes.kv_layout == "ring":
             keys = min(layer.attention.window, keys) + shapes.prefill_buckets[-1]
-        widest = max(widest, keys * (4 + item) + layer.attention.head_dim * (4 + item))
+        widest = max(widest, fused_row_bytes(keys, layer.attention.head_dim, item))
     return widest
+
+
+def fused_row_bytes(keys: int, head_dim: int, item: int) -> int:
+    """One query row of a fused kernel: scores over its keys in fp32, the same as probabilities, the query, and the output in
+    fp32."""
+    return (keys + head_dim) * (4 + item)

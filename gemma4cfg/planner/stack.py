@@ -139,7 +139,7 @@ def _objection(
     if recipe.name == "trace":
         return _trace_objection(recipe, target, tp, prefill_graphs, memory)
     if recipe.name == "tp_alias":
-        need = int(tp * memory.weights * sdk.stack.estimates.all_ranks_compile.ratio)
+        need = tp * (2 * memory.weights + sdk.stack.estimates.compiler_peak.bytes)
         if need > memory.host:
             detail = f"compiling {tp} ranks at once takes {need:,} bytes of {memory.host:,} on the host, swap included"
             return TurnedDown("tp_alias", Reason.DOES_NOT_FIT, detail)

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from gemma4cfg.architecture.model import LAYER_TYPES, Architecture, layer_facts
 from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.findings import Finding
+from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Budget, Decision, Layer, Shapes, TurnedDown
+from gemma4cfg.planner.division import Division
 from gemma4cfg.planner.heads import HeadLayout
 from gemma4cfg.planner.kv import kv_length_of
 from gemma4cfg.runs import index_runs
 
 
-def structure_decisions(architecture: Architecture, shapes: Shapes, kv_per_token: int) -> tuple[Decision, ...]:
+def structure_decisions(architecture: Architecture, division: Division) -> tuple[Decision, ...]:
     """KV sharing, what V is made of, the layout of the cache, and how a long prompt is run."""
-    layers = layer_facts(architecture)
+    layers, shapes = layer_facts(architecture), division.shapes
     owners: dict[int, list[int]] = {}
     for layer in layers:
         if layer.borrows:
@@ -44,7 +46,7 @@ def structure_decisions(architecture: Architecture, shapes: Shapes, kv_per_token
             shapes.kv_layout,
             (TurnedDown(other, Reason.NOT_REQUESTED, ""),),
             Reason.REQUESTED,
-            f"{lengths}; {kv_per_token:,} bytes a token and rank",
+            f"{lengths}; {division.kv_per_token:,} bytes a token and rank; {_kv_bytes(architecture, division)}",
         )
     )
     longest = shapes.prefill_buckets[-1]
@@ -81,12 +83,16 @@ def structure_findings(
         message = f"loading peaks at {host.load_peak / GIB:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
         fix = f"{host.swap / GIB:.1f} GiB of swap or more, and swap_gib={-(-host.swap // GIB)} to say so"
         findings.append(Finding("warning", "host_swap", None, message, fix))
-    if host.compile_peak > host.limit + swap:
+    if host.compile_peak and not host.can.compile:
         message = (
             f"compiling peaks at about {host.compile_peak / GIB:.1f} GiB of host memory, {target.name} has "
             f"{target.host_memory_gib} and {swap_gib} of swap"
         )
-        findings.append(Finding("warning", "host_compile", None, message, "compile on a larger host, or add swap"))
+        where = f"compile on {host.compile_on}" if host.compile_on else "no known machine with this chip has enough"
+        fix = (
+            f"{where}, or {host.compile_swap / GIB:.1f} GiB of swap (swap_gib={-(-host.compile_swap // GIB)} to say so)"
+        )
+        findings.append(Finding("warning", "host_compile", None, message, fix))
     return tuple(findings)
 
 
@@ -98,6 +104,18 @@ def _headroom(budget: Budget) -> list[Finding]:
         return []
     message = f"{left:,} bytes a core are left, and {estimated:,} of those counted are estimates (scratch and code)"
     return [Finding("warning", "little_headroom", None, message, "a smaller shapes.kv_length or a higher tp")]
+
+
+def _kv_bytes(architecture: Architecture, division: Division) -> str:
+    """What either layout takes of a rank."""
+    length, totals = division.shapes.kv_length, {"linear": 0, "ring": 0}
+    for layer, slot in zip(layer_facts(architecture), division.slots, strict=True):
+        if slot.shape is not None:
+            batch, heads, _, head_dim = slot.shape
+            row = 2 * batch * heads * head_dim * ITEM_BYTES[division.shapes.kv_dtype]
+            totals["linear"] += row * length
+            totals["ring"] += row * min(layer.attention.window or length, length)
+    return f"{', '.join(f'{layout} {size:,}' for layout, size in totals.items())} bytes a rank"
 
 
 def _lengths(architecture: Architecture, shapes: Shapes) -> dict[str, int]:

@@ -136,12 +136,40 @@ def _budget(plan: JsonPlan, console: Console) -> None:
     )
     console.print()
     console.print(table)
-    console.print("  host  " + ", ".join(f"{key.replace('_', ' ')} {gigabytes(value)}" for key, value in host.items()))
+    context = plan["budget"]["maximum_context"]
+    console.print(
+        f"  context  up to {context['tokens']:,} tokens a stream, in steps of {context['step']:,}: then the "
+        f"{'memory is full' if context['limited_by'] == 'memory' else 'model has no more positions'}"
+    )
+    _host(host, console)
     decode, prefill = estimate["decode_tokens_per_s"], estimate["prefill_ms"]
     console.print(
-        f"  speed  {decode['low']:.3g}-{decode['high']:.3g} tokens/s decode, {prefill['low']:.3g}-{prefill['high']:.3g} ms "
-        f"prefill (estimates); {estimate['bytes_per_token_per_rank']['kv']:,} KV bytes a token and rank"
+        f"  speed  {_span(decode)} tokens/s decode, {_span(prefill)} ms prefill (estimates; no faster than "
+        f"{estimate['floors']['decode_ms']:.3g} ms a step, {estimate['floors']['prefill_ms']:.3g} ms); "
+        f"{estimate['bytes_per_token_per_rank']['kv']:,} KV bytes a token and rank"
     )
+    costs = {name: span for name, span in estimate["usd_per_million_tokens"].items() if span}
+    if costs:
+        shown = ", ".join(f"{_span(span)} {name.replace('_', ' ')}" for name, span in costs.items())
+        console.print(f"  cost  {shown}: dollars for a million tokens, the machine for one copy of the model")
+    for other in estimate["alternatives"]:
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:,.6g}" for name, value in other["figures"].items())
+        mark = "taken" if other["taken"] else "or"
+        console.print(
+            f"  {mark}  {other['choice']}={other['option']}: {figures}", style=None if other["taken"] else "dim"
+        )
+
+
+def _host(host: Mapping[str, Any], console: Console) -> None:
+    peaks = ("shard_peak", "compile_peak", "load_peak", "steady", "limit", "swap", "compile_swap")
+    console.print("  host  " + ", ".join(f"{key.replace('_', ' ')} {gigabytes(host[key])}" for key in peaks))
+    able = ", ".join(f"{what} {'yes' if enough else 'no'}" for what, enough in host["can"].items())
+    disk = ", ".join(f"{what} {gigabytes(size)}" for what, size in host["disk"].items())
+    console.print(f"  memory is enough to  {able}; smallest that compiles: {host['compile_on'] or '-'}; disk  {disk}")
+
+
+def _span(span: Mapping[str, float]) -> str:
+    return f"{span['low']:.3g}-{span['high']:.3g}"
 
 
 def _decisions(plan: JsonPlan, console: Console) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.catalog import decode_choice, read_choice
 from gemma4cfg.config.schema import Recipe
-from gemma4cfg.config.sdk import Api, Sdk
+from gemma4cfg.config.sdk import Api, Build, HealthCheck, Sdk
 from gemma4cfg.config.target import Target
 from gemma4cfg.decode import decode
 from gemma4cfg.plan.records import Collectives, Graph, Port, Shapes
@@ -42,6 +42,19 @@ def graph(name: str, tokens: int, slots: int = 1) -> Graph:
     )
 
 
+BUILD = Build(
+    why="",
+    environment={"ARCH": "7.5"},
+    before=("python prepare.py",),
+    command=("pip", "install", "."),
+    needs={"nvcc": "a toolkit"},
+    host_memory_gib=32,
+    patch="attention.py",
+    source="",
+)
+HEALTH = HealthCheck("/v1/chat/completions", "1 + 1?", "2", "")
+
+
 def sdk() -> Sdk:
     """A release whose flags and pin are this page's own."""
     flags = {
@@ -49,11 +62,13 @@ def sdk() -> Sdk:
         "parallel_model_trace": FLAGS,
         "model_builder_v1": FLAGS_V2.split(),
         "model_builder_v2": FLAGS_V2.split(),
-        "vllm": ["--gpu-memory-utilization", "0.9"],
+        "vllm": ["--kv-cache-dtype", "auto"],
     }
     apis = {key: Api({"inf2": "supported"}, tuple(words), "") for key, words in flags.items()}
-    release = decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28"))
-    return replace(release, stack=replace(release.stack, apis=apis), pins={"vllm": "0.27.2rc0"})
+    neuron, vllm = (decode_choice(Sdk, "sdk", read_choice("sdk", name)) for name in ("neuron-2.28", "vllm-0.27.2rc0"))
+    serving = replace(neuron.stack.estimates, serving=vllm.stack.estimates.serving)
+    stack = replace(neuron.stack, apis=apis, estimates=serving, build=BUILD, health=HEALTH)
+    return replace(neuron, stack=stack, pins={"vllm": "0.27.2rc0"})
 
 
 def target(lnc: int = 1) -> Target:
@@ -363,12 +378,31 @@ MODEL_BUILDER_V2_TRN2: Transcript = [
 ]
 
 VLLM_WORDS = ["--dtype", "float16", "--max-model-len", "8", "--max-num-seqs", "1"]
-VLLM_WORDS += ["--tensor-parallel-size", "2", "--gpu-memory-utilization", "0.9"]
+VLLM_WORDS += ["--tensor-parallel-size", "2", "--gpu-memory-utilization", "0.9", "--kv-cache-dtype", "auto"]
 
 
 def vllm_transcript(served: Any) -> Transcript:
+    """Built for the chip alone with the tile clamped, served, and asked something whose answer is known."""
+    patch = {"file": "attention.py", "num_stages": 1, "at_most_bytes": 60_000}
+    build = {
+        "before": ["python prepare.py"],
+        "command": ["pip", "install", "."],
+        "env": {"ARCH": "7.5"},
+        "needs": {"nvcc": "a toolkit"},
+        "patch": {**patch, "tile_of_head_dim": VLLM_TILES},
+        "requires": {"vllm": ">=0.27.2rc0"},
+    }
     command = ["vllm", "serve", served, *VLLM_WORDS]
-    return [("vllm serve", {"command": command, "env": {}, "requires": {"vllm": ">=0.27.2rc0"}})]
+    message = {"model": served, "messages": [{"role": "user", "content": "1 + 1?"}], "temperature": 0, "max_tokens": 32}
+    return [
+        ("pip install", build),
+        ("vllm serve", {"command": command, "env": {}, "requires": {"vllm": ">=0.27.2rc0"}}),
+        ("http.post", {"path": "/v1/chat/completions", "json": message, "answer_holds": "2"}),
+    ]
+
+
+VLLM_TILES = {"256": 32, "512": 16}
+"""3 x 32 x 512 x 2 bytes are 98,304 of 65,536; a tile of 16 is within the clamp's 60,000."""
 
 
 BUCKETS = (graph("prefill_4", 4), graph("prefill_6", 6), graph("decode", 1))
