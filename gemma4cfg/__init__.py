@@ -1,6 +1,6 @@
 """gemma4cfg: a Gemma-4 model, a machine and a few choices in; one explicit sharding plan out.
 
-``load_config``, ``build_plan`` and ``Plan`` are the API; they are imported when first used.
+``load_config``, ``build_plan``, ``sweep`` and ``Plan`` are the API; they are imported when first used.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ _EXPORTS = {
     "load_config": "gemma4cfg.config.compose",
     "build_plan": "gemma4cfg.planner.build",
     "Plan": "gemma4cfg.plan.records",
+    "sweep": "gemma4cfg.sweeps.run",
     "UserError": "gemma4cfg.errors",
 }
 
-__all__ = ["Plan", "UserError", "__version__", "build_plan", "load_config"]
+__all__ = ["Plan", "UserError", "__version__", "build_plan", "load_config", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

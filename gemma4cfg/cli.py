@@ -16,15 +16,17 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from gemma4cfg.config.catalog import conf_directory
 from gemma4cfg.config.messages import translated
 from gemma4cfg.errors import ConfigError
+from gemma4cfg.sweeps.callback import SweepStopped
+from gemma4cfg.sweeps.value import objective_value
 from gemma4cfg.tasks.job import REFUSED, refuse, run_job
+from gemma4cfg.views.console import standard_console
 
-PIPE_WIDTH = 160
-"""Columns where standard output is no terminal."""
+CONTROLLERS = ("hydra/launcher", "hydra/sweeper")
+"""What Hydra chooses before it composes a sweep's jobs."""
 
 
 def main() -> None:
@@ -39,22 +41,27 @@ def run() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print what it raises and exit with 1
     outcomes: list[int] = []
 
-    def job(composed: DictConfig) -> int:
+    def job(composed: DictConfig) -> float:
         context = HydraConfig.get()
-        if context.mode == RunMode.MULTIRUN:
+        swept = context.mode == RunMode.MULTIRUN
+        if swept:
             gc.enable()  # a sweep is long, see __main__
         directory = Path(context.runtime.output_dir)
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        plain: Any = {}
         try:
+            _refuse_controllers(context)
             with translated():
-                plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+                plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         except ConfigError as error:
             refuse(error, directory)
             code = REFUSED
         else:
+            console = standard_console(quiet=swept and plain.get("task") == "plan")  # they are lines of its table
             code = run_job(plain, context.overrides.task, directory, console)
-        if context.mode == RunMode.RUN:
+        if not swept:
             outcomes.append(code)
+        elif minimise := (plain.get("objective") or {}).get("minimise"):
+            return objective_value(directory, minimise)
         return code
 
     application = hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name="config")(job)
@@ -64,7 +71,24 @@ def run() -> int:
     except ConfigError as error:
         refuse(error, run_directory(sys.argv[1:]))
         return REFUSED
+    except SweepStopped as stopped:
+        if not isinstance(stopped.error, ConfigError):
+            raise stopped.error from None
+        refuse(stopped.error, stopped.directory)
+        return REFUSED
     return outcomes[-1] if outcomes else 0
+
+
+def _refuse_controllers(context: Any) -> None:
+    """Raises ConfigError for a file that chooses what was chosen before any job's files were read."""
+    for key in CONTROLLERS:
+        choice = context.runtime.choices.get(key)
+        said = any(word.lstrip("+").startswith(f"{key}=") for word in context.overrides.hydra)
+        if choice != "basic" and not said:
+            raise ConfigError(
+                f"{key}={choice} stands in a file of the configuration, which is read when a sweep has its own already; say it "
+                f"on the command line: {key}={choice}"
+            )
 
 
 def run_directory(arguments: Sequence[str]) -> Path:

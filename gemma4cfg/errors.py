@@ -18,6 +18,12 @@ class UserError(Exception):
         super().__init__(message)
         self.findings = tuple(findings)
 
+    @property
+    def recorded(self) -> tuple[Finding, ...]:
+        """The findings, or the message as one; an error is always among them."""
+        code = "config" if isinstance(self, ConfigError) else "plan"
+        return self.findings or (Finding("error", code, None, str(self), ""),)
+
 
 class ConfigError(UserError):
     """A key, a value or a combination of values that cannot be: found before anything is planned."""

@@ -37,7 +37,7 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return _unreadable(error)
     if str(error).startswith(_NULL_GROUP):
-        groups = ", ".join((*GROUPS, "shapes", "offload", "experiment"))
+        groups = ", ".join((*GROUPS, "shapes", "offload", "objective", "experiment"))
         return f"a group ({groups}) takes the name of a choice ({choices('model')[0]}), not null or a number"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
     text = "\n".join(str(part) for part in (error, cause) if part is not None)

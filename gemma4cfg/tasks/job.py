@@ -11,13 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from gemma4cfg.config.compose import config_from_plain
-from gemma4cfg.errors import ConfigError, UserError
+from gemma4cfg.errors import UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
-from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE, SEARCH_FILE, write_json
 from gemma4cfg.views.terminal import show_refusal
-
-RESULT_FILE = "result.json"
 
 DONE, FAILED, REFUSED = 0, 1, 2
 """Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong."""
@@ -28,7 +26,7 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
     A user's mistake is recorded, shown and returned, never raised, so that a sweep goes on.
     """
-    for stale in (PLAN_FILE, RESULT_FILE):
+    for stale in (PLAN_FILE, SEARCH_FILE, RESULT_FILE):
         (directory / stale).unlink(missing_ok=True)
     try:
         config = config_from_plain(composed, overrides)
@@ -48,10 +46,9 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
 def refuse(error: UserError, directory: Path) -> None:
     """Record a user's mistake in ``result.json`` and say it on standard error; no plan of an earlier run is left."""
-    (directory / PLAN_FILE).unlink(missing_ok=True)
-    code = "config" if isinstance(error, ConfigError) else "plan"
-    findings = error.findings or (Finding("error", code, None, str(error), ""),)
-    write_result(directory, "refused", REFUSED, findings)
+    for stale in (PLAN_FILE, SEARCH_FILE):
+        (directory / stale).unlink(missing_ok=True)
+    write_result(directory, "refused", REFUSED, error.recorded)
     show_refusal(error, Console(stderr=True, highlight=False, soft_wrap=True))
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from gemma4cfg.errors import UserError
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.views.groups import LayerGroup, layer_groups
 from gemma4cfg.views.sizes import billions, gigabytes, model_size
+from gemma4cfg.views.tables import plain_table
 
 JsonPlan = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def _heading(plan: JsonPlan, console: Console) -> None:
 
 
 def _layers(plan: JsonPlan, console: Console) -> None:
-    table = _table(
+    table = plain_table(
         "layers", "type, window", "heads q/kv x dim", "attention", "a rank holds", "KV a rank", "MLP", "experts / PLE"
     )
     for group in layer_groups(plan["layers"]):
@@ -96,14 +96,14 @@ def _kv(group: LayerGroup) -> str:
 
 
 def _parts(plan: JsonPlan, console: Console) -> None:
-    table = _table("host", "tensor", "bytes", "why")
+    table = plain_table("host", "tensor", "bytes", "why")
     for part in plan["host"]:
         size = gigabytes(part["bytes"]) if part["bytes"] else "-"
         table.add_row(part["what"], part["tensor"] or "-", size, Reason.sentence_of(part["reason"]))
     if plan["host"]:
         console.print()
         console.print(table)
-    table = _table("graph", "inputs", "outputs", "state", "collectives", "id")
+    table = plain_table("graph", "inputs", "outputs", "state", "collectives", "id")
     for graph in plan["graphs"]:
         count = graph["collectives"]
         table.add_row(
@@ -120,7 +120,7 @@ def _parts(plan: JsonPlan, console: Console) -> None:
 
 
 def _calls(plan: JsonPlan, console: Console) -> None:
-    table = _table("call", "api", "arguments")
+    table = plain_table("call", "api", "arguments")
     for number, call in enumerate(plan["calls"]):
         arguments = ", ".join(f"{key}={_value(value)}" for key, value in call["args"].items())
         table.add_row(str(number), call["api"], escape(arguments))
@@ -130,7 +130,7 @@ def _calls(plan: JsonPlan, console: Console) -> None:
 
 def _budget(plan: JsonPlan, console: Console) -> None:
     hbm, host, estimate = plan["budget"]["hbm_per_rank"], plan["budget"]["host"], plan["estimate"]
-    table = _table("memory", *(key.replace("_", " ") for key in hbm))
+    table = plain_table("memory", *(key.replace("_", " ") for key in hbm))
     table.add_row(
         "device, a rank", *(f"[bold]{gigabytes(v)}[/]" if k == "total" else gigabytes(v) for k, v in hbm.items())
     )
@@ -145,7 +145,7 @@ def _budget(plan: JsonPlan, console: Console) -> None:
 
 
 def _decisions(plan: JsonPlan, console: Console) -> None:
-    table = _table("decision", "choice", "because", "detail")
+    table = plain_table("decision", "choice", "because", "detail")
     for decision in plan["decisions"]:
         table.add_row(
             decision["id"],
@@ -166,13 +166,6 @@ def _findings(plan: JsonPlan, console: Console) -> None:
         fix = f" -> {finding['fix']}" if finding["fix"] else ""
         console.print(f"[{style}]{finding['severity']}[/] {finding['code']}:{where} {escape(finding['message'] + fix)}")
     console.print(f"\nplan {plan['plan_id'][:12]}, placement {plan['placement_id'][:12]}", style="dim")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 def _detail(plan: JsonPlan, decision_id: str) -> str:
