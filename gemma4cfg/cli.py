@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gemma4cfg.config.catalog import conf_directory
-from gemma4cfg.config.messages import translated
+from gemma4cfg.config.messages import chosen_too_late, translated
 from gemma4cfg.errors import ConfigError
 from gemma4cfg.sweeps.callback import SweepStopped
 from gemma4cfg.sweeps.value import objective_value
@@ -85,10 +85,7 @@ def _refuse_controllers(context: Any) -> None:
         choice = context.runtime.choices.get(key)
         said = any(word.lstrip("+").startswith(f"{key}=") for word in context.overrides.hydra)
         if choice != "basic" and not said:
-            raise ConfigError(
-                f"{key}={choice} stands in a file of the configuration, which is read when a sweep has its own already; say it "
-                f"on the command line: {key}={choice}"
-            )
+            raise ConfigError(chosen_too_late(key, choice))
 
 
 def run_directory(arguments: Sequence[str]) -> Path:
