@@ -22,22 +22,20 @@ def show_sweep(rows: Sequence[JsonRow], console: Console) -> None:
     told = ", ".join(f"{count} {status}" for status, count in counts.items())
     shared = "".join(f", {escape(word)}" for word in common)
     console.print(f"\n[bold]{len(rows)} jobs[/]: {told}{shared}", soft_wrap=True)
-    table = plain_table(
-        "job",
-        "overrides",
-        "plan",
-        "weights",
-        "device, a rank",
-        "tokens/s",
-        "$/M tokens",
-        "recompiles",
-        "rank files",
-        "why not",
+    planned = plain_table(
+        "job", "overrides", "plan", "weights", "device, a rank", "tokens/s", "$/M tokens", "recompiles", "rank files"
     )
+    others = plain_table("job", "overrides", "status", "why not")
     for row in rows:
         words = escape(" ".join(word for word in row["overrides"] if word not in common))
-        table.add_row(str(row["job"]), words, *(_figures(row) if row["status"] == "done" else _refusal(row)))
-    console.print(table)
+        if row["status"] == "done":
+            planned.add_row(str(row["job"]), words, *_figures(row))
+        else:
+            why = f"[bold]{row['reason']}[/]: {escape(row['message'])}"
+            others.add_row(str(row["job"]), words, row["status"], why)
+    for table in (planned, others):
+        if table.row_count:
+            console.print(table)
 
 
 def _figures(row: JsonRow) -> Iterator[str]:
@@ -49,12 +47,6 @@ def _figures(row: JsonRow) -> Iterator[str]:
     yield _span(row["usd_per_million_tokens"])
     yield f"{row['recompiles']} of {len(row['graphs'])}"
     yield "new" if row["rank_files_of"] == row["job"] else f"of job {row['rank_files_of']}"
-
-
-def _refusal(row: JsonRow) -> Iterator[str]:
-    yield row["status"]
-    yield from ("",) * 6
-    yield f"[bold]{row['reason']}[/]: {escape(row['message'])}"
 
 
 def _span(span: Mapping[str, float] | None) -> str:

@@ -181,7 +181,7 @@ WORDS: dict[str, list[str]] = {
         lambda keys: st.tuples(*(st.sampled_from([f"{key}={value}" for value in WORDS[key]] or [key]) for key in keys))
     )
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_composing_is_hydras(words: tuple[str, ...]) -> None:
     """Whatever the words: the configuration that Hydra composes, or its refusal."""
     with hydra_initialised():

@@ -91,7 +91,7 @@ def _on_machines(config: Config, variant: Variant, dtypes: Mapping[str, str]) ->
 def _bounded(candidate: Candidate, found: Figures, objective: Objective) -> Point | Miss:
     ceiling, floor, price = objective.max_usd_per_hour, objective.min_tokens_per_s, found.usd_per_hour
     if price is None and (objective.minimise == "cost" or ceiling is not None):
-        return Miss(candidate, Reason.PRICE_UNKNOWN, candidate.target.name)
+        return Miss(candidate, Reason.PRICE_UNKNOWN, "")
     if price is not None and ceiling is not None and price > ceiling:
         return Miss(candidate, Reason.ABOVE_PRICE_CEILING, f"{price} $/h of {ceiling}")
     if floor is not None and found.tokens_per_s < floor:

@@ -71,7 +71,8 @@ def losses(
             missed = [miss for miss in misses if miss.candidate.values[key] == value]
             if missed:
                 last = max(missed, key=lambda miss: _telling(best, miss, key))
-                yield TurnedDown(name, last.reason, f"{words(last, open_keys)}: {last.detail}")
+                detail = f": {last.detail}" if last.detail else ""
+                yield TurnedDown(name, last.reason, words(last, open_keys) + detail)
             else:
                 yield TurnedDown(name, Reason.OTHER_STACK, "")
 
