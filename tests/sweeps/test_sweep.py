@@ -181,9 +181,33 @@ WORDS: dict[str, list[str]] = {
         lambda keys: st.tuples(*(st.sampled_from([f"{key}={value}" for value in WORDS[key]] or [key]) for key in keys))
     )
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_composing_is_hydras(words: tuple[str, ...]) -> None:
     """Whatever the words: the configuration that Hydra composes, or its refusal."""
+    composed_alike(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("model=e2b", "experiment=e4b-tp2-alias-512-128"), id="choices-of-one-node"),
+        pytest.param(("tp=8", "experiment=e2b-trace-512-128", "shapes=kv32k"), id="value-over-experiment"),
+        pytest.param(("model=e2b", "shapes.kv_length=${swap_gib}", "swap_gib=1024"), id="interpolation"),
+        pytest.param(("model=e2b", "model.moe.top_k=4"), id="below-null"),
+        pytest.param(("model=e2b", "tp.ranks=4"), id="below-a-number"),
+        pytest.param(("model=e2b", "tpp=4"), id="unknown"),
+        pytest.param(("model=e2b", "model=e4b"), id="twice"),
+        pytest.param(("model=e2b", "attention={policy: pad}"), id="merged"),
+        pytest.param(("model=e2b", "moe=null"), id="node-to-null"),
+        pytest.param(("model=e2b", "shapes.prefill_buckets=[64,128]", "output='a b'"), id="list-and-text"),
+        pytest.param(("model=e2b", "+attention.layers={0: pad}", "~ple"), id="added-and-deleted"),
+    ],
+)
+def test_composing_is_hydras_where_it_is_hard(words: tuple[str, ...]) -> None:
+    composed_alike(words)
+
+
+def composed_alike(words: tuple[str, ...]) -> None:
     with hydra_initialised():
         composer = Composer(Parser())
         try:
