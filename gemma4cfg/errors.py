@@ -14,6 +14,8 @@ class UserError(Exception):
     ``findings`` are what ``result.json`` records; each says what is wrong and what would work.
     """
 
+    code = "plan"
+
     def __init__(self, message: str, findings: Sequence[Finding] = ()) -> None:
         super().__init__(message)
         self.findings = tuple(findings)
@@ -21,16 +23,23 @@ class UserError(Exception):
     @property
     def recorded(self) -> tuple[Finding, ...]:
         """The findings, or the message as one; an error is always among them."""
-        code = "config" if isinstance(self, ConfigError) else "plan"
-        return self.findings or (Finding("error", code, None, str(self), ""),)
+        return self.findings or (Finding("error", self.code, None, str(self), ""),)
 
 
 class ConfigError(UserError):
     """A key, a value or a combination of values that cannot be: found before anything is planned."""
 
+    code = "config"
+
 
 class PlanError(UserError):
     """A configuration that reads well but has no plan: it does not fit, or the checkpoint contradicts it."""
+
+
+class DisprovedError(UserError):
+    """A plan that was run and is not right (exit code 3)."""
+
+    code = "disproved"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

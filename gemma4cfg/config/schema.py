@@ -88,6 +88,19 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyChoice:
+    """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all."""
+
+    layers: int | None = field(metadata=_POSITIVE)
+    steps: int = field(metadata=_POSITIVE)
+    seed: int = field(metadata={"minimum": 0})
+    transport: Literal["auto", "shared_memory", "gloo"]
+    spmd: bool
+    inject: str | None
+    matrix: Literal["covering", "full"] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How graphs become programs. A field is null where the recipe has no such choice.
 
@@ -105,7 +118,7 @@ class Recipe:
 class Settings:
     """The plain keys, outside the groups that are looked up by name. Where ``tp`` is searched for, it is of no meaning."""
 
-    task: Literal["plan", "shard"]
+    task: Literal["plan", "shard", "verify"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
     swap_gib: int = field(metadata={"minimum": 0})
@@ -119,6 +132,7 @@ class Settings:
     offload: OffloadChoice
     objective: Objective
     shard: ShardChoice
+    verify: VerifyChoice
 
 
 @dataclass(frozen=True, slots=True)

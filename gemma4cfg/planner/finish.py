@@ -19,7 +19,7 @@ from gemma4cfg.planner.tensors import tensor_entries
 def finish_plan(config: Config, draft: Draft, target_decision: Decision, checked: Audit) -> Plan:
     """The plan of ``draft``; its ids are of the contents that they name."""
     model, tp, division = config.model, config.settings.tp, draft.division
-    numerics = plan_numerics(model)
+    numerics = plan_numerics(model, division.dtype)
     known: dict[int, Any] = {}
     graphs = plan_graphs(
         GraphInputs(
@@ -93,6 +93,7 @@ def _provenance(config: Config, draft: Draft, checked: Audit) -> dict[str, Any]:
         "gemma4cfg": __version__,
         "overrides": list(config.overrides),
         "config_hash": digest({**to_plain(config.settings), **to_plain(chosen), "model": to_plain(config.model)}),
+        "class_name": config.model.class_name,
         "checkpoint": config.settings.checkpoint,
         "checkpoint_header_hash": checkpoint.header_hash if checkpoint else None,
         "checkpoint_names": dict(checked.names),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any
 
 from gemma4cfg.architecture.model import Architecture, layer_facts
+from gemma4cfg.architecture.rounding import embedding_scales, rounded
 from gemma4cfg.plan.records import Layer, LayerAttention, LayerKv, LayerRope, Numerics, PleNumerics
 from gemma4cfg.planner.feedforward import Feedforward, mlp_of
 from gemma4cfg.planner.heads import HeadLayout, heads_of_rank
@@ -47,16 +49,28 @@ def plan_layers(
     )
 
 
-def plan_numerics(architecture: Architecture) -> Numerics:
+def plan_numerics(architecture: Architecture, dtype: str) -> Numerics:
+    """The constants of a model that runs in ``dtype``: the embeddings' scales are rounded to it, the others are not."""
     ple = architecture.ple
     return Numerics(
         rms_norm_eps=architecture.rms_norm_eps,
         activation=architecture.activation,
         attention_scale=architecture.attention_scale,
         final_logit_softcap=architecture.final_logit_softcap,
-        embedding_scale=architecture.embedding_scale,
-        ple=PleNumerics(ple.embedding_scale, ple.projection_scale, ple.combine_scale) if ple else None,
+        embedding_scale=_embedding_scale(architecture.embedding_scale, architecture.hidden_size, dtype),
+        ple=PleNumerics(
+            embedding_scale=_embedding_scale(ple.embedding_scale, ple.width, dtype),
+            projection_scale=ple.projection_scale,
+            combine_scale=ple.combine_scale,
+        )
+        if ple
+        else None,
     )
+
+
+def _embedding_scale(stated: float, width: int, dtype: str) -> float:
+    """The square root of ``width`` is stated as some type rounds it; any other scale is a constant of its own."""
+    return rounded(sqrt(width) if stated in embedding_scales(width) else stated, dtype)
 
 
 def _attention(layout: HeadLayout, implementation: str, tp: int) -> LayerAttention:

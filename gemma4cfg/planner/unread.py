@@ -8,12 +8,24 @@ from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import Recipe
 from gemma4cfg.errors import ConfigError
 
+TASKS_WITH_KEYS = ("shard", "verify")
+"""Tasks that have a node of their own name."""
+
 
 def refuse_unread_by_task(overrides: Sequence[str], task: str) -> None:
     """Raises ConfigError for an override of another task's keys."""
     for key in _keys(overrides):
-        if key.startswith("shard.") and task != "shard":
-            raise ConfigError(f"{key} is never read: task={task}; add task=shard, or leave it out")
+        owner, dot, _ = key.partition(".")
+        if dot and owner in TASKS_WITH_KEYS and task != owner:
+            raise ConfigError(f"{key} is never read: task={task}; add task={owner}, or leave it out")
+
+
+def refuse_unread_by_matrix(overrides: Sequence[str], matrix: str | None) -> None:
+    """Raises ConfigError for an override of what a matrix goes through by itself."""
+    varied = ("tp", "attention", "moe", "shapes", "verify.inject", "verify.layers", "verify.spmd", "checkpoint")
+    for key in _keys(overrides) if matrix else ():
+        if key.startswith(varied):
+            raise ConfigError(f"{key} is never read: verify.matrix={matrix} goes through its own; leave it out")
 
 
 def refuse_unread(overrides: Sequence[str], architecture: Architecture) -> None:

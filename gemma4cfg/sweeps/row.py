@@ -10,13 +10,13 @@ from gemma4cfg.decode import decode
 from gemma4cfg.plan.cost import usd_per_million_tokens
 from gemma4cfg.plan.records import HbmBudget, Span
 
-Status = Literal["done", "refused", "failed"]
+Status = Literal["done", "refused", "disproved", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``reason`` is the code of the first error finding, ``message`` and ``fix`` its words; null where the job has a plan, as
-    every figure is where it has none. ``usd_per_million_tokens`` is null too where the machine's price on demand is not
+    """``reason`` is the code of the first error finding, ``message`` and ``fix`` its words; null where the job is done, as
+    every figure is where it is not. ``usd_per_million_tokens`` is null too where the machine's price on demand is not
     known. Against the first job that has a plan, ``recompiles`` counts the graphs whose ids it lacks. ``rank_files_of`` is the
     first job with the same placement: its rank files serve this one."""
 
@@ -69,7 +69,7 @@ def row_of_plan(job: int, overrides: Sequence[str], plan: Mapping[str, Any]) -> 
 
 
 def row_without_plan(job: int, overrides: Sequence[str], status: Status, findings: Iterable[Mapping[str, Any]]) -> Row:
-    """The row of a job that was refused or failed; ``findings`` in JSON form, an error among them."""
+    """The row of a job that did not end well; ``findings`` in JSON form, an error among them."""
     error = next(finding for finding in findings if finding["severity"] == "error")
     return Row(job, tuple(overrides), status, error["code"], error["message"], error["fix"] or None)
 

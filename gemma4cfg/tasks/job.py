@@ -11,14 +11,15 @@ from typing import Any
 from rich.console import Console
 
 from gemma4cfg.config.compose import config_from_plain
-from gemma4cfg.errors import UserError
+from gemma4cfg.errors import DisprovedError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE, SEARCH_FILE, write_json
 from gemma4cfg.views.terminal import show_refusal
 
-DONE, FAILED, REFUSED = 0, 1, 2
-"""Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong."""
+DONE, FAILED, REFUSED, DISPROVED = 0, 1, 2, 3
+"""Exit codes: done; a defect or an I/O failure, which is raised; the configuration, an input or the fit is wrong; a plan was
+run and is not right."""
 
 
 def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Path, console: Console) -> int:
@@ -32,6 +33,10 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
         config = config_from_plain(composed, overrides)
         task = import_module(f"gemma4cfg.tasks.{config.settings.task}")
         findings = task.run(config, directory, console)
+    except DisprovedError as error:
+        write_result(directory, "disproved", DISPROVED, error.recorded)
+        show_refusal(error, Console(stderr=True, highlight=False, soft_wrap=True))
+        return DISPROVED
     except UserError as error:
         refuse(error, directory)
         return REFUSED

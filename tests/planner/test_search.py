@@ -133,7 +133,9 @@ def test_plans_of_a_small_space_in_full() -> None:
 
 def test_build_plan_searches() -> None:
     config = load_config(["model=12b", "tp=auto", "objective=memory"])
-    assert build_plan(config).plan_id == search_plans(config).plan.plan_id
+    found = search_plans(config)
+    assert found.config.search is None
+    assert build_plan(config).plan_id == found.plan.plan_id == build_plan(found.config).plan_id
 
 
 def test_what_is_given_is_kept() -> None:

@@ -48,9 +48,10 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """``combinations`` were in the space, ``fitting`` of them (same plans counted once) fit within the bounds; ``lost`` has
-    an entry for every value that was not chosen."""
+    an entry for every value that was not chosen. ``config`` is that of the best, without an objective."""
 
     plan: Plan
+    config: Config
     objective: Objective
     combinations: int
     fitting: int
@@ -59,7 +60,7 @@ class SearchResult:
     lost: tuple[TurnedDown, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the plan."""
+        """Everything but the plan and its configuration."""
         plain: dict[str, Any] = to_plain(
             {name: getattr(self, name) for name in ("objective", "combinations", "fitting", "best", "front", "lost")}
         )
@@ -94,6 +95,7 @@ def search_plans(config: Config) -> SearchResult:
     )
     return SearchResult(
         plan=_plan(config, best, checked, decision, unpriced),
+        config=best.candidate.config,
         objective=objective,
         combinations=count,
         fitting=len(points),

@@ -1,0 +1,35 @@
+"""A rank of a plan on the CPU."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.graphs import BufferGraphs
+from gemma4cfg.runtime.rank_files import RANK_FILE, load_rank
+from sharding.collectives.protocol import Collectives
+
+
+class RankWorker:
+    """One rank: its module, loaded from its file. ``run`` is one call of a graph."""
+
+    def __init__(self, plan: Plan, directory: Path, rank: int, collectives: Collectives) -> None:
+        self.module = BufferGraphs(plan, collectives)
+        load_rank(self.module, directory / RANK_FILE.format(rank=rank))
+        self._seen = hashlib.sha256()
+
+    @torch.inference_mode()
+    def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """The graph's output; which graph it is follows from the inputs' shapes."""
+        output: Tensor = self.module(**inputs)
+        self._seen.update(output.contiguous().view(torch.uint8).numpy().tobytes())
+        return output
+
+    def digest(self) -> str:
+        """Of every output so far: equal on all ranks, or they have parted."""
+        return self._seen.hexdigest()

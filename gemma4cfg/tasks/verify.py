@@ -1,0 +1,116 @@
+"""``task=verify``: make the plan and prove it on CPU ranks, or drill the proof with planted faults."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from gemma4cfg.config.schema import Config
+from gemma4cfg.errors import DisprovedError
+from gemma4cfg.findings import Finding
+from gemma4cfg.plan.encode import to_plain
+from gemma4cfg.planner.build import build_plan
+from gemma4cfg.planner.search import search_plans
+from gemma4cfg.planner.unread import refuse_unread_by_matrix
+from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.views.proof import show_case, show_drills, show_proof
+
+if TYPE_CHECKING:
+    from gemma4cfg.verify.place import Place
+
+PROOF_FILE = "verify.json"
+
+DRILL_STEPS = 8
+"""Tokens decoded in a drill: a fault that needs more to show would be one of a single position."""
+
+
+def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
+    """Writes ``plan.json`` and ``verify.json`` into ``directory``.
+
+    Raises UserError where there is no plan or nothing to run it on, DisprovedError where a check fails, or a drill of
+    ``verify.inject=all`` is not detected.
+    """
+    refuse_unread_by_matrix(config.overrides, config.settings.verify.matrix)
+    if config.search is not None:
+        config = search_plans(config).config
+    plan = build_plan(config)
+    write_json(directory / PLAN_FILE, plan.to_json())
+    from gemma4cfg.verify.place import place_of  # torch is not paid for by what is refused above
+
+    place = place_of(config.settings.verify.transport)
+    with tempfile.TemporaryDirectory(prefix="gemma4cfg-verify-") as work:
+        if config.settings.verify.matrix is not None:
+            _matrix(config, directory, Path(work), place, console)
+        elif config.settings.verify.inject is None:
+            _prove(config, plan.plan_id, directory, Path(work), place, console)
+        else:
+            _drill(config, directory, Path(work), place, console)
+    return plan.findings
+
+
+def _prove(config: Config, plan_id: str, directory: Path, work: Path, place: Place, console: Console) -> None:
+    from gemma4cfg.verify.proof import prepare, prove
+    from gemma4cfg.verify.subject import subject_of
+
+    choice = config.settings.verify
+    prepared = prepare(subject_of(config), choice.steps, choice.seed, work, place)
+    proof = prove(prepared, work, place, spmd=choice.spmd)
+    plain = {"plan_id": plan_id, "holds": proof.holds, **to_plain(proof)}
+    if place.leads:
+        write_json(directory / PROOF_FILE, plain)
+        show_proof(plain, console)
+        console.print(f"\n{directory / PROOF_FILE}", style="dim", soft_wrap=True)
+    if not proof.holds:
+        findings = tuple(_finding(check.name, check.detail) for check in proof.failed)
+        raise DisprovedError(f"the plan is disproved: {', '.join(check.name for check in proof.failed)}", findings)
+
+
+def _drill(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
+    from gemma4cfg.verify.drills.catalogue import DRILLS, drill_named
+    from gemma4cfg.verify.drills.run import run_drills
+    from gemma4cfg.verify.subject import subject_of
+
+    choice = config.settings.verify
+    asked = choice.inject or ""
+    drills = list(DRILLS.values()) if asked == "all" else [drill_named(asked)]
+    results = []
+    for result in run_drills(config, drills, subject_of, min(choice.steps, DRILL_STEPS), choice.seed, work, place):
+        results.append(result)
+    applied = [result for result in results if result.applies]
+    detected = [result for result in applied if result.detected]
+    plain = {"drills": to_plain(tuple(results)), "detected": len(detected), "total": len(applied)}
+    write_json(directory / PROOF_FILE, plain)
+    show_drills(plain, console)
+    if asked == "all":
+        missed = [result for result in applied if not result.detected]
+        if missed:
+            findings = tuple(_finding(result.name, result.evidence) for result in missed)
+            raise DisprovedError(f"not detected: {', '.join(result.name for result in missed)}", findings)
+    elif detected:
+        raise DisprovedError(
+            f"verify.inject={asked} is detected: {detected[0].evidence}", (_finding(asked, detected[0].evidence),)
+        )
+
+
+def _matrix(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
+    from gemma4cfg.verify.matrix import cases
+    from gemma4cfg.verify.matrix_run import run_cases
+
+    choice = config.settings.verify
+    assert choice.matrix is not None
+    wanted = cases((config.model.name,), choice.matrix)
+    results = []
+    for result in run_cases(wanted, choice.steps, choice.seed, work, place):
+        results.append(result)
+        show_case(to_plain(result), len(results), len(wanted), console)
+        write_json(directory / PROOF_FILE, {"cases": to_plain(tuple(results)), "of": len(wanted)})
+    wrong = [" ".join(result.overrides) for result in results if not result.holds]
+    if wrong:
+        raise DisprovedError(f"disproved: {'; '.join(wrong)}", tuple(_finding("matrix", case) for case in wrong))
+
+
+def _finding(name: str, detail: str) -> Finding:
+    return Finding("error", f"verify.{name}", None, f"{name}: {detail}", "")

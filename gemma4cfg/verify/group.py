@@ -1,0 +1,63 @@
+"""All ranks of a proof behind one runner, watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.processes import RankProcesses
+from gemma4cfg.verify.faults import Fault
+from gemma4cfg.verify.observe import Observed, ObservedWorker
+from sharding.collectives.protocol import Collectives
+
+
+class Ranks(Protocol):
+    """Where the ranks are. ``run`` is one call of a graph on all of them; the rest is what rank 0, or all, saw."""
+
+    def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor: ...
+
+    def logits(self) -> Tensor: ...
+
+    def layers(self) -> dict[int, Tensor]: ...
+
+    def observed(self) -> list[Observed]: ...
+
+
+class ForkedRanks:
+    """A process for each rank on this machine."""
+
+    def __init__(self, processes: RankProcesses) -> None:
+        self._processes = processes
+
+    def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self._first("run", graph, dict(inputs))
+
+    def logits(self) -> Tensor:
+        return self._first("logits")
+
+    def layers(self) -> dict[int, Tensor]:
+        layers: dict[int, Tensor] = self._processes.call("layers", results_of=(0,))[0]
+        return layers
+
+    def observed(self) -> list[Observed]:
+        return self._processes.call("observed")
+
+    def _first(self, method: str, *args: object) -> Tensor:
+        result: Tensor = self._processes.call(method, *args, results_of=(0,))[0]
+        return result
+
+
+@contextmanager
+def forked_ranks(plan: Plan, directory: Path, fault: Fault) -> Iterator[Ranks]:
+    """The ranks of ``plan``, loaded from the rank files in ``directory``. Raises RankError where one fails."""
+
+    def make(rank: int, collectives: Collectives) -> ObservedWorker:
+        return ObservedWorker(plan, directory, rank, collectives, fault, keeps_layers=rank == 0)
+
+    with RankProcesses(make, plan.tp) as processes:
+        yield ForkedRanks(processes)

@@ -1,0 +1,54 @@
+"""Running the cases of a matrix: equal twins share their weights and the reference's run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gemma4cfg.config.compose import load_config
+from gemma4cfg.verify.matrix import Case
+from gemma4cfg.verify.place import Place
+from gemma4cfg.verify.proof import Prepared, prepare, prove
+from gemma4cfg.verify.subject import subject_of
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """``prefill_relative`` and ``decode_relative``: the largest error over all streams, relative to the largest logit;
+    ``limit`` for both; ``tokens`` greedy tokens compared; ``failed`` checks by name; ``seconds`` of the ranks."""
+
+    overrides: tuple[str, ...]
+    holds: bool
+    prefill_relative: float
+    decode_relative: float
+    limit: float
+    tokens: int
+    failed: tuple[str, ...]
+    seconds: float
+
+
+def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: Place) -> Iterator[CaseResult]:
+    """Each case's twin in turn. Raises as ``prove``."""
+    shared: dict[Any, Prepared] = {}
+    for case in cases:
+        subject = subject_of(load_config([*case.overrides, "task=verify", f"verify.steps={steps}"]))
+        key = subject.twin, subject.lengths
+        if key not in shared:
+            shared[key] = prepare(subject, steps, seed, Path(tempfile.mkdtemp(dir=work)), place)
+        with tempfile.TemporaryDirectory(dir=work) as directory:
+            proof = prove(replace(shared[key], subject=subject), Path(directory), place)
+        limit = next(check.limit for check in proof.checks if check.name == "decode_logits")
+        assert limit is not None
+        yield CaseResult(
+            overrides=case.overrides,
+            holds=proof.holds,
+            prefill_relative=max(stream.prefill_relative for stream in proof.streams),
+            decode_relative=max(stream.decode_relative for stream in proof.streams),
+            limit=limit,
+            tokens=sum(stream.steps + 1 - stream.undecided_tokens for stream in proof.streams),
+            failed=tuple(check.name for check in proof.failed),
+            seconds=proof.seconds["ranks"],
+        )

@@ -1,0 +1,172 @@
+"""A plan run on CPU ranks with weights from the resharder, against the reference's run of the same checkpoint."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.host.session import Session
+from gemma4cfg.runtime.host.tables import HostTables
+from gemma4cfg.verify.checks import proof_checks
+from gemma4cfg.verify.compare import layer_errors, stream_result
+from gemma4cfg.verify.faults import NO_FAULT, Fault
+from gemma4cfg.verify.logits import LogitsRunner
+from gemma4cfg.verify.place import Place
+from gemma4cfg.verify.placements import placement_kinds
+from gemma4cfg.verify.records import Check, Proof
+from gemma4cfg.verify.reference_process import PromptRun, ReferenceJob, ReferenceResult, run_reference
+from gemma4cfg.verify.subject import Subject
+from sharding import reshard
+
+if TYPE_CHECKING:
+    from gemma4cfg.verify.group import Ranks
+
+
+@dataclass
+class Clock:
+    """Seconds by part."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[part] = round(time.perf_counter() - began, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What every run of a subject is compared with: its weights and the reference's run over them."""
+
+    subject: Subject
+    checkpoint: Path
+    reference: ReferenceResult
+    seconds: Mapping[str, float]
+
+
+def prepare(subject: Subject, steps: int, seed: int, work: Path, place: Place) -> Prepared:
+    """The reference's run: a prompt of each length, and ``steps`` tokens decoded after it. ``seed`` draws prompts, and a
+    twin's weights, which go to ``work``.
+
+    Raises UserError where the checkpoint or the reference cannot be run.
+    """
+    clock = Clock()
+    with clock.measure("weights"):
+        checkpoint = place.per_machine(lambda: subject.weights(seed, work))
+    job = ReferenceJob(
+        directory=str(checkpoint),
+        dtype=subject.plan.dtype,
+        steps=steps,
+        prompt_lengths=subject.lengths,
+        seed=seed,
+        layers=subject.layers,
+    )
+    with clock.measure("reference"):
+        reference = place.once(lambda: run_reference(job))
+    return Prepared(subject, checkpoint, reference, clock.seconds)
+
+
+def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT, spmd: bool = False) -> Proof:
+    """Cut the weights, run the plan on CPU ranks and compare it with the reference; ``fault`` is planted in the run. With
+    ``spmd`` every graph is exported as well, and has to be one program for all ranks.
+
+    ``work`` is a directory for rank files. Raises UserError where the weights are not those of the plan, RankError where a
+    rank fails.
+    """
+    plan, reference, clock = prepared.subject.plan, prepared.reference, Clock()
+    with clock.measure("reshard"):
+        ranks = place.per_machine(lambda: rank_files(fault.planned(plan), prepared.checkpoint, work))
+    with clock.measure("ranks"), place.ranks(plan, ranks, fault) as group:
+        logits, outputs = run_plan(plan, fault, group, ranks, reference.runs)
+        observed = group.observed()
+    checks: list[Check] = []
+    if spmd:
+        with clock.measure("export"):
+            checks.append(place.once(lambda: _one_program(plan, ranks)))
+    noise = max(run.noise for run in reference.runs)
+    streams = tuple(
+        stream_result(ours, torch.from_numpy(run.logits), len(run.prompt), noise)
+        for ours, run in zip(logits, reference.runs, strict=True)
+    )
+    errors = layer_errors(outputs, [torch.from_numpy(run.hidden) for run in reference.runs])
+    kinds = placement_kinds(plan)
+    return Proof(
+        subject=prepared.subject.name,
+        model=plan.model,
+        tp=plan.tp,
+        dtype=plan.dtype,
+        reference={
+            "class_name": reference.class_name,
+            "versions": reference.versions,
+            "self_check": reference.self_check,
+            "noise": noise,
+            "draws": [run.draws for run in reference.runs],
+        },
+        checks=(*proof_checks(plan, reference, streams, errors, observed, kinds), *checks),
+        streams=streams,
+        layers=errors,
+        exercised={
+            "graphs": dict(observed[0].graph_calls),
+            "slots": {str(slot): writes for slot, writes in sorted(observed[0].slot_writes.items())},
+            "placements": {kind: len(names) for kind, names in kinds.items()},
+        },
+        seconds={**prepared.seconds, **clock.seconds},
+    )
+
+
+def run_plan(
+    plan: Plan, fault: Fault, ranks: Ranks, directory: Path, runs: Sequence[PromptRun]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Our logits [1 + steps, vocabulary] and layers' outputs [layers, prompt tokens, hidden] of each run: as many prompts
+    as the plan has streams are rows of one batch, then the reference's own tokens are fed one by one. As long as ours are
+    equal to them, that is greedy decoding."""
+    hosted = fault.hosted(fault.planned(plan))
+    tables = HostTables.open(hosted, directory)
+    runner = LogitsRunner(hosted, ranks, fault.inputs)
+    session = Session(hosted, fault.tables(tables) if fault.tables else tables, runner)
+    logits: list[Tensor] = []
+    layers: list[Tensor] = []
+    for first in range(0, len(runs), plan.shapes.batch):
+        group = runs[first : first + plan.shapes.batch]
+        for stream in range(len(group)):
+            session.reset(stream)
+        found = [runner.finished(session.prefill({stream: run.prompt for stream, run in enumerate(group)}))]
+        layers += [outputs for _, outputs in sorted(ranks.layers().items())]
+        for step in range(len(group[0].tokens) - 1):
+            found.append(
+                runner.finished(session.decode({stream: run.tokens[step] for stream, run in enumerate(group)}))
+            )
+        logits += torch.stack(found, dim=1).float()
+    return logits, layers
+
+
+def _one_program(plan: Plan, ranks: Path) -> Check:
+    from gemma4cfg.verify.spmd import one_program
+
+    return one_program(plan, ranks)
+
+
+def rank_files(plan: Plan, checkpoint: Path, work: Path) -> Path:
+    """A new directory in ``work`` with the rank files of ``plan``, as the resharder makes them."""
+    destination = tempfile.mkdtemp(prefix="ranks-", dir=work)
+    plain = plan.to_json()
+    reshard(
+        {"tensors": plain["tensors"], "rank_tensors": plain["rank_tensors"]},
+        plan.tp,
+        str(checkpoint),
+        destination,
+        plan.dtype,
+        names=plan.provenance["checkpoint_names"],
+        placement_id=plan.placement_id,
+    )
+    return Path(destination)

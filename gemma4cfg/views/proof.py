@@ -1,0 +1,73 @@
+"""A proof on the terminal, from its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def show_proof(proof: Mapping[str, Any], console: Console) -> None:
+    """Print ``proof``: what was run, a line for each check, each stream, and where the time went."""
+    versions = proof["reference"]["versions"]
+    console.print(
+        f"[bold]{escape(proof['subject'])}[/], tp {proof['tp']}, {proof['dtype']}, {proof['tp']} CPU ranks against "
+        f"{proof['reference']['class_name']} of transformers {versions['transformers']}"
+    )
+    table = Table(box=None, pad_edge=False)
+    for title in ("check", "", "figure", "limit", "what was seen"):
+        table.add_column(title, overflow="fold")
+    for check in proof["checks"]:
+        mark = "[green]holds[/]" if check["passed"] else "[bold red]FAILS[/]"
+        table.add_row(check["name"], mark, _figure(check["figure"]), _figure(check["limit"]), escape(check["detail"]))
+    console.print()
+    console.print(table)
+    rows = Table(box=None, pad_edge=False)
+    for title in ("prompt", "decoded", "prefill error", "decode error", "max abs", "smallest top-2 margin"):
+        rows.add_column(title, justify="right")
+    for stream in proof["streams"]:
+        rows.add_row(
+            str(stream["prompt_tokens"]),
+            str(stream["steps"]),
+            *(
+                _figure(stream[key])
+                for key in ("prefill_relative", "decode_relative", "max_absolute", "smallest_margin")
+            ),
+        )
+    console.print()
+    console.print(rows)
+    seconds = ", ".join(f"{part} {value:.1f} s" for part, value in proof["seconds"].items())
+    console.print(f"\n{'proved' if proof['holds'] else 'disproved'} ({seconds})")
+
+
+def show_drills(report: Mapping[str, Any], console: Console) -> None:
+    """Print which planted faults were detected, and by what."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("drill", "planted in", "", "what gave it away"):
+        table.add_column(title, overflow="fold")
+    for drill in report["drills"]:
+        if drill["applies"]:
+            mark = "[green]detected[/]" if drill["detected"] else "[bold red]MISSED[/]"
+            table.add_row(drill["name"], drill["room"], mark, escape(drill["evidence"]))
+        else:
+            table.add_row(drill["name"], drill["room"], "[dim]n/a[/]", f"[dim]{drill['evidence']}[/]")
+    console.print(table)
+    console.print(f"\n{report['detected']}/{report['total']} detected")
+
+
+def show_case(case: Mapping[str, Any], number: int, of: int, console: Console) -> None:
+    """Print one line of a matrix."""
+    mark = "[green]holds[/]" if case["holds"] else f"[bold red]FAILS[/] {', '.join(case['failed'])}"
+    figures = " ".join(_figure(case[key]) for key in ("prefill_relative", "decode_relative"))
+    console.print(
+        f"{number:>3}/{of} {mark} {figures} (limit {_figure(case['limit'])}, {case['tokens']} tokens, {case['seconds']:.0f} s) "
+        + escape(" ".join(case["overrides"])),
+        soft_wrap=True,
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
