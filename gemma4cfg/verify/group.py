@@ -10,9 +10,11 @@ from typing import Protocol
 from torch import Tensor
 
 from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.graphs import BufferGraphs
 from gemma4cfg.runtime.processes import RankProcesses
 from gemma4cfg.verify.faults import Fault
 from gemma4cfg.verify.observe import Observed, ObservedWorker
+from sharding.collectives.alone import Alone
 from sharding.collectives.protocol import Collectives
 
 
@@ -59,5 +61,6 @@ def forked_ranks(plan: Plan, directory: Path, fault: Fault) -> Iterator[Ranks]:
     def make(rank: int, collectives: Collectives) -> ObservedWorker:
         return ObservedWorker(plan, directory, rank, collectives, fault, keeps_layers=rank == 0)
 
+    BufferGraphs(plan, Alone())  # what it imports, every rank would import for itself: two seconds each
     with RankProcesses(make, plan.tp) as processes:
         yield ForkedRanks(processes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemma4cfg.config.compose import load_config
 from gemma4cfg.verify.matrix import Case
 from gemma4cfg.verify.place import Place
-from gemma4cfg.verify.proof import Prepared, prepare, prove
+from gemma4cfg.verify.proof import Preparations, prove
 from gemma4cfg.verify.subject import subject_of
 
 
@@ -32,14 +31,11 @@ class CaseResult:
 
 def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: Place) -> Iterator[CaseResult]:
     """Each case's twin in turn. Raises as ``prove``."""
-    shared: dict[Any, Prepared] = {}
+    preparations = Preparations(steps, seed, work, place)
     for case in cases:
         subject = subject_of(load_config([*case.overrides, "task=verify", f"verify.steps={steps}"]))
-        key = subject.twin, subject.lengths
-        if key not in shared:
-            shared[key] = prepare(subject, steps, seed, Path(tempfile.mkdtemp(dir=work)), place)
         with tempfile.TemporaryDirectory(dir=work) as directory:
-            proof = prove(replace(shared[key], subject=subject), Path(directory), place)
+            proof = prove(preparations.of(subject), Path(directory), place)
         limit = next(check.limit for check in proof.checks if check.name == "decode_logits")
         assert limit is not None
         yield CaseResult(

@@ -6,13 +6,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.host.session import Session
 from gemma4cfg.runtime.host.tables import HostTables
@@ -74,6 +75,22 @@ def prepare(subject: Subject, steps: int, seed: int, work: Path, place: Place) -
     with clock.measure("reference"):
         reference = place.once(lambda: run_reference(job))
     return Prepared(subject, checkpoint, reference, clock.seconds)
+
+
+class Preparations:
+    """Subjects that differ in their plan alone share weights and the reference's run."""
+
+    def __init__(self, steps: int, seed: int, work: Path, place: Place) -> None:
+        self._given = steps, seed
+        self._work, self._place = work, place
+        self._made: dict[tuple[Architecture | None, tuple[int, ...]], Prepared] = {}
+
+    def of(self, subject: Subject) -> Prepared:
+        """Raises as ``prepare``."""
+        key = subject.twin, subject.lengths
+        if key not in self._made:
+            self._made[key] = prepare(subject, *self._given, Path(tempfile.mkdtemp(dir=self._work)), self._place)
+        return replace(self._made[key], subject=subject)
 
 
 def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT, spmd: bool = False) -> Proof:

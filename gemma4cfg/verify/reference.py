@@ -53,7 +53,7 @@ class Run:
     Row k of ``logits`` [steps + 1, vocabulary] is that of the prompt's last token (k = 0) or of ``tokens[k - 1]``, and its
     largest is ``tokens[k]``: so ``tokens`` are the prompt's greedy answer, whoever proposed them (but where a margin is
     below the noise). ``hidden`` [layers, n + steps, hidden size]: what each decoder layer gave. ``noise``: the largest
-    difference from the logits of the same tokens fed one by one through a cache.
+    difference between the logits of such a pass and those of the same tokens fed one by one through a cache.
     """
 
     prompt: list[int]
@@ -140,10 +140,12 @@ def drawn(model: Any, job: Mapping[str, Any]) -> tuple[list[Run], list[int]]:
 
 def _confirmed(model: Any, prompt: Sequence[int], tokens: list[int], cached: torch.Tensor) -> Run:
     logits, hidden = whole(model, [*prompt, *tokens[:-1]], len(prompt) - 1, use_cache=False)
+    noise = float((cached - logits).abs().max())
     if logits.argmax(-1).tolist() != tokens:
         (tokens,), (cached,) = greedy(model, [prompt], len(tokens) - 1)
         logits, hidden = whole(model, [*prompt, *tokens[:-1]], len(prompt) - 1, use_cache=False)
-    return Run(list(prompt), tokens, logits, hidden, float((cached - logits).abs().max()))
+        noise = max(noise, float((cached - logits).abs().max()))
+    return Run(list(prompt), tokens, logits, hidden, noise)
 
 
 def _serves(result: Run | None) -> bool:

@@ -14,7 +14,7 @@ from gemma4cfg.config.compose import load_config
 from gemma4cfg.verify.checks import graphs_exercised, placements_exercised, slots_written
 from gemma4cfg.verify.matrix import MODELS, Case, cases, covering, every_case
 from gemma4cfg.verify.place import Here
-from gemma4cfg.verify.proof import Prepared, prepare, prove
+from gemma4cfg.verify.proof import Preparations, prepare, prove
 from gemma4cfg.verify.records import Proof
 from gemma4cfg.verify.subject import subject_of
 from tests.verify.shortened import SHORT, short_config
@@ -23,7 +23,6 @@ STEPS = 64
 """Decoded after each prompt: eight windows."""
 
 CASES = cases(MODELS, "covering")
-_shared: dict[object, Prepared] = {}
 
 
 def model_of(case: Case) -> str:
@@ -36,6 +35,11 @@ def work() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.fixture(scope="session")
+def preparations(work: Path) -> Preparations:
+    return Preparations(STEPS, 0, work, Here())
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -45,14 +49,11 @@ def work() -> Iterator[Path]:
         for case in CASES
     ],
 )
-def test_equals_the_reference(case: Case, work: Path) -> None:
+def test_equals_the_reference(case: Case, preparations: Preparations, work: Path) -> None:
     model = model_of(case)
     overrides = [override for override in case.overrides if "layers" not in override]
     subject = subject_of(load_config([*overrides, *SHORT[model], "task=verify", f"verify.steps={STEPS}"]))
-    key = subject.twin, subject.lengths
-    if key not in _shared:
-        _shared[key] = prepare(subject, STEPS, 0, Path(tempfile.mkdtemp(dir=work)), Here())
-    proof = prove(replace(_shared[key], subject=subject), work, Here())
+    proof = prove(preparations.of(subject), work, Here())
     assert proof.holds, [(check.name, check.detail) for check in proof.failed]
     assert {stream.prompt_tokens for stream in proof.streams} >= {1, 7, 8, 9, 16, 20 if "one_shot" in str(case) else 12}
     assert all(stream.undecided_tokens == 0 for stream in proof.streams)

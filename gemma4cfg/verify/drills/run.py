@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from gemma4cfg.errors import ConfigError, UserError
 from gemma4cfg.runtime.processes import RankError
 from gemma4cfg.verify.drills.records import Drill
 from gemma4cfg.verify.place import Place
-from gemma4cfg.verify.proof import Prepared, prepare, prove
+from gemma4cfg.verify.proof import Preparations, Prepared, prove
 from gemma4cfg.verify.records import Check, Proof
 from gemma4cfg.verify.subject import Subject
 
@@ -43,10 +42,11 @@ def run_drills(
     place: Place,
 ) -> Iterator[DrillResult]:
     """Each drill in turn. Raises UserError where the plan without a fault does not hold: then no drill would say a thing."""
+    preparations = Preparations(steps, seed, work, place)
     prepared: dict[tuple[tuple[str, str], ...], Prepared | None] = {}
     for drill in drills:
         if drill.choices not in prepared:
-            prepared[drill.choices] = _prepared(config, drill, make_subject, steps, seed, work, place)
+            prepared[drill.choices] = _prepared(config, drill, make_subject, preparations, work, place)
         ready = prepared[drill.choices]
         if ready is None or not drill.applies(ready.subject.plan):
             yield DrillResult(drill.name, drill.room, drill.what, False, False, (), None, "the plan cannot have it")
@@ -67,18 +67,16 @@ def _prepared(
     config: Config,
     drill: Drill,
     make_subject: Callable[[Config], Subject],
-    steps: int,
-    seed: int,
+    preparations: Preparations,
     work: Path,
     place: Place,
 ) -> Prepared | None:
     """Null where the choices are impossible for this model and TP degree."""
-    chosen = with_choices(config, drill.choices)
     try:
-        subject = make_subject(chosen)
+        subject = make_subject(with_choices(config, drill.choices))
     except ConfigError:
         return None
-    ready = prepare(subject, steps, seed, Path(tempfile.mkdtemp(dir=work)), place)
+    ready = preparations.of(subject)
     control = prove(ready, work, place)
     if not control.holds:
         names = ", ".join(check.name for check in control.failed)
