@@ -17,9 +17,12 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from gemma4cfg import UserError, build_plan, load_config
-from gemma4cfg.config.catalog import choices
+from gemma4cfg import UserError, build_plan, load_config, sweep
+from gemma4cfg.config.catalog import choices, every_choice
+from gemma4cfg.config.compose import FAMILY_ORDER
 from gemma4cfg.config.schema import Config, Policy
+from gemma4cfg.config.space import TP_DEGREES
+from gemma4cfg.config.target import Target
 
 MINIMAL = {
     "conf/config.yaml": "defaults:\n  - thing: one\n",
@@ -61,7 +64,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="runs of each command, in turn (at least 7)")
     parser.add_argument("--plans", type=int, default=200, help="plans for the in-process median (at least 50)")
     given = parser.parse_args()
-    rows = [*command_line(max(given.pairs, 7)), one_plan(max(given.plans, 50)), many_plans()]
+    rows = [*command_line(max(given.pairs, 7)), one_plan(max(given.plans, 50)), many_plans(), one_sweep(), *searches()]
     show(rows)
     if given.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
@@ -149,6 +152,38 @@ def thousand() -> Iterator[Config]:
         yield replace(base, settings=settings)
         if tp <= 8:
             yield replace(base, settings=replace(settings, lm_head=replace(settings.lm_head, partition="replicate")))
+
+
+def one_sweep() -> Row:
+    """Five models x eight TP degrees x three policies x nine machines from words to rows, composing included."""
+    machines = [target.name for target in every_choice(Target, "target") if target.family in FAMILY_ORDER]
+    words = {
+        "model": choices("model"),
+        "tp": TP_DEGREES,
+        "attention.policy": ("auto", "replicate", "group"),
+        "target": machines,
+    }
+    started = time.perf_counter()
+    rows = sweep([f"{key}={','.join(map(str, values))}" for key, values in words.items()])
+    elapsed = time.perf_counter() - started
+    refused = sum(row.status == "refused" for row in rows)
+    return Row(
+        f"sweep of {len(rows):,} jobs",
+        elapsed,
+        "s",
+        15.0,
+        f"{refused} refused, {elapsed / len(rows) * 1e3:.1f} ms each",
+    )
+
+
+def searches() -> Iterator[Row]:
+    """The best plan of each model over every machine, TP degree, policy, partition and offload."""
+    for name in choices("model"):
+        config = load_config([f"model={name}", "tp=auto", "target=auto", "objective=latency"])
+        started = time.perf_counter()
+        plan = build_plan(config)
+        elapsed = time.perf_counter() - started
+        yield Row(f"objective=latency, {name}", elapsed, "s", 5.0, f"tp={plan.tp} target={plan.target}")
 
 
 def spread(values: Sequence[float], unit: str) -> str:

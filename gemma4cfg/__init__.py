@@ -1,6 +1,7 @@
 """gemma4cfg: a Gemma-4 model, a machine and a few choices in; one explicit sharding plan out.
 
-``load_config``, ``build_plan`` and ``Plan``, ``diff_plans`` and ``apply_diff`` are the API; they are imported when first used.
+``load_config``, ``build_plan``, ``sweep`` and ``Plan``, ``diff_plans`` and ``apply_diff`` are the API; they are imported when
+first used.
 """
 
 from __future__ import annotations
@@ -17,10 +18,21 @@ _EXPORTS = {
     "diff_plans": "gemma4cfg.difference.plans",
     "apply_diff": "gemma4cfg.difference.plans",
     "PlanDiff": "gemma4cfg.difference.plans",
+    "sweep": "gemma4cfg.sweeps.run",
     "UserError": "gemma4cfg.errors",
 }
 
-__all__ = ["Plan", "PlanDiff", "UserError", "__version__", "apply_diff", "build_plan", "diff_plans", "load_config"]
+__all__ = [
+    "Plan",
+    "PlanDiff",
+    "UserError",
+    "__version__",
+    "apply_diff",
+    "build_plan",
+    "diff_plans",
+    "load_config",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

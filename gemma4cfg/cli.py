@@ -17,10 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gemma4cfg.config.catalog import conf_directory
-from gemma4cfg.config.messages import translated
+from gemma4cfg.config.messages import chosen_too_late, translated
 from gemma4cfg.errors import ConfigError
+from gemma4cfg.sweeps.callback import SweepStopped
+from gemma4cfg.sweeps.value import objective_value
 from gemma4cfg.tasks.job import REFUSED, refuse, run_job
 from gemma4cfg.views.console import escape_unprintable, output_console
+
+CONTROLLERS = ("hydra/launcher", "hydra/sweeper")
+"""What Hydra chooses before it composes a sweep's jobs."""
 
 
 def main() -> None:
@@ -33,21 +38,27 @@ def run() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print what it raises and exit with 1
     outcomes: list[int] = []
 
-    def job(composed: DictConfig) -> int:
+    def job(composed: DictConfig) -> float:
         context = HydraConfig.get()
-        if context.mode == RunMode.MULTIRUN:
+        swept = context.mode == RunMode.MULTIRUN
+        if swept:
             gc.enable()  # a sweep is long, see __main__
         directory = Path(context.runtime.output_dir)
+        plain: Any = {}
         try:
+            _refuse_controllers(context)
             with translated():
-                plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+                plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         except ConfigError as error:
             refuse(error, directory)
             code = REFUSED
         else:
-            code = run_job(plain, context.overrides.task, directory, output_console())
-        if context.mode == RunMode.RUN:
+            console = output_console(quiet=swept and plain.get("task") == "plan")  # they are lines of its table
+            code = run_job(plain, context.overrides.task, directory, console)
+        if not swept:
             outcomes.append(code)
+        elif minimise := (plain.get("objective") or {}).get("minimise"):
+            return objective_value(directory, minimise)
         return code
 
     application = hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name="config")(job)
@@ -57,7 +68,21 @@ def run() -> int:
     except ConfigError as error:
         refuse(error, run_directory(sys.argv[1:]))
         return REFUSED
+    except SweepStopped as stopped:
+        if not isinstance(stopped.error, ConfigError):
+            raise stopped.error from None
+        refuse(stopped.error, stopped.directory)
+        return REFUSED
     return outcomes[-1] if outcomes else 0
+
+
+def _refuse_controllers(context: Any) -> None:
+    """Raises ConfigError for a file that chooses what was chosen before any job's files were read."""
+    for key in CONTROLLERS:
+        choice = context.runtime.choices.get(key)
+        said = any(word.lstrip("+").startswith(f"{key}=") for word in context.overrides.hydra)
+        if choice != "basic" and not said:
+            raise ConfigError(chosen_too_late(key, choice))
 
 
 def run_directory(arguments: Sequence[str]) -> Path:

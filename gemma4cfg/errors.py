@@ -14,13 +14,22 @@ class UserError(Exception):
     ``findings`` are what ``result.json`` records; each says what is wrong and what would work.
     """
 
+    code = "plan"
+
     def __init__(self, message: str, findings: Sequence[Finding] = ()) -> None:
         super().__init__(message)
         self.findings = tuple(findings)
 
+    @property
+    def recorded(self) -> tuple[Finding, ...]:
+        """The findings, or the message as one; an error is always among them."""
+        return self.findings or (Finding("error", self.code, None, str(self), ""),)
+
 
 class ConfigError(UserError):
     """A key, a value or a combination of values that cannot be: found before anything is planned."""
+
+    code = "config"
 
 
 class PlanError(UserError):
@@ -29,6 +38,8 @@ class PlanError(UserError):
 
 class DisprovedError(UserError):
     """A plan that was run and is not right (exit code 3)."""
+
+    code = "disproved"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ def test_the_readme_shows_runs() -> None:
     assert "@@" not in TEXT
 
 
-@pytest.mark.parametrize("group", ["model", "sdk", "recipe", "shapes", "offload"])
+@pytest.mark.parametrize("group", ["model", "sdk", "recipe", "shapes", "offload", "objective"])
 def test_every_choice_is_named(group: str) -> None:
     for choice in choices(group):
         assert re.search(rf"`[^`]*\b{re.escape(choice)}\b[^`]*`", TEXT), f"{group}={choice}"

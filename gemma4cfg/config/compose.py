@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from gemma4cfg.architecture.stored import Checkpoint
 from gemma4cfg.config.catalog import choices, conf_directory, decode_choice, every_choice
 from gemma4cfg.config.schema import GROUPS, Config, Recipe, Settings
 from gemma4cfg.config.sdk import Sdk
+from gemma4cfg.config.space import search_space
 from gemma4cfg.config.target import Target
 from gemma4cfg.decode import decode
 from gemma4cfg.errors import ConfigError
@@ -27,20 +29,28 @@ def load_config(overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError for an unknown key or choice, a value of the wrong type or range, or an unreadable checkpoint.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra import compose
     from omegaconf import OmegaConf
 
     from gemma4cfg.config.messages import translated
 
-    with translated():
-        if GlobalHydra.instance().is_initialized():
-            composed = compose("config", overrides=list(overrides))
-        else:
-            with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-                composed = compose("config", overrides=list(overrides))
+    with translated(), hydra_initialised():
+        composed = compose("config", overrides=list(overrides))
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     return config_from_plain(plain, overrides)  # type: ignore[arg-type]
+
+
+@contextmanager
+def hydra_initialised() -> Iterator[None]:
+    """Hydra with ``conf/`` inside the block; where it is initialised already, that one."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    if GlobalHydra.instance().is_initialized():
+        yield
+    else:
+        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+            yield
 
 
 def config_from_plain(plain: Mapping[str, Any], overrides: Sequence[str]) -> Config:
@@ -59,13 +69,16 @@ def config_from_plain(plain: Mapping[str, Any], overrides: Sequence[str]) -> Con
         if not isinstance(plain.get(group), Mapping):
             named = f"{group}={plain[group]}: not a choice" if group in plain else f"{group} is missing"
             raise ConfigError(f"{named}; choices of {group}: auto, {', '.join(choices(group))}")
-    settings = decode(Settings, {key: value for key, value in plain.items() if key not in GROUPS})
+    tp_is_open = plain.get("tp") == AUTO
+    given = {key: value for key, value in plain.items() if key not in GROUPS}
+    settings = decode(Settings, {**given, "tp": 1} if tp_is_open else given)
     checkpoint = _read(settings.checkpoint) if settings.checkpoint else None
     published = {architecture.name: architecture for architecture in every_choice(Architecture, "model")}
     known_targets = tuple(sorted(every_choice(Target, "target"), key=_preference))
+    model = _model(plain["model"], checkpoint, published)
     return Config(
         settings=settings,
-        model=_model(plain["model"], checkpoint, published),
+        model=model,
         targets=_chosen(Target, "target", plain["target"])
         or tuple(t for t in known_targets if t.family in FAMILY_ORDER),
         sdks=_chosen(Sdk, "sdk", plain["sdk"]) or every_choice(Sdk, "sdk"),
@@ -74,6 +87,7 @@ def config_from_plain(plain: Mapping[str, Any], overrides: Sequence[str]) -> Con
         known_targets=known_targets,
         overrides=tuple(overrides),
         published=published,
+        search=search_space(settings, tp_is_open, model, overrides),
     )
 
 

@@ -37,7 +37,7 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return _unreadable(error)
     if str(error).startswith(_NULL_GROUP):
-        groups = ", ".join((*GROUPS, "shapes", "offload", "experiment"))
+        groups = ", ".join((*GROUPS, "shapes", "offload", "objective", "experiment"))
         return f"a group ({groups}) takes the name of a choice ({choices('model')[0]}), not null or a number"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
     text = "\n".join(str(part) for part in (error, cause) if part is not None)
@@ -53,6 +53,8 @@ def _explain(error: Exception) -> str:
         return f"{match[1]}=???: a value is missing; give one, or leave the key out for the default"
     if match := re.search(r"Could not override ''", text):
         return "an override without a key; write key=value"
+    if match := re.search(r"Could not override '(hydra/\w+)@", text):
+        return chosen_too_late(match[1], "…")
     if match := re.search(r"Could not override '([^']+)'", text):
         return f"unknown key {match[1]}{key_hint(match[1])}"
     if match := re.search(r"Key '(\S+)' is not in struct", text):
@@ -60,6 +62,14 @@ def _explain(error: Exception) -> str:
     lines = [line.strip() for line in text.strip().split("\n\n")[0].splitlines()]
     told = " ".join(line for line in lines if "_type=" not in line and "full_key:" not in line)
     return f"{full_key}: {told}" if full_key and full_key not in told else told
+
+
+def chosen_too_late(group: str, choice: str) -> str:
+    """Why a file of a group may not choose Hydra's launcher or sweeper."""
+    return (
+        f"{group}={choice} stands in a file of the configuration, which is read when a sweep has its own already; say it "
+        f"on the command line: {group}={choice}"
+    )
 
 
 def _unreadable(error: OverrideParseException) -> str:
@@ -80,7 +90,9 @@ def key_hint(key: str) -> str:
         return f"; selectors are given together, e.g. attention.layers={{{last}: replicate}}"
     group = key.partition(".")[0]
     if node and group in GROUPS:
-        return f": {node} has no {last} as {group} is chosen; choices of {group}: {', '.join(choices(group))}"
+        named = ", ".join(choices(group))
+        swept = f"where -m sweeps over {group}, which is composed as {group}=auto first, write ++{key}"
+        return f": {node} has no {last} as {group} is chosen; choices of {group}: {named}; {swept}"
     if node and "did you mean" in (near := did_you_mean(last, _keys())):
         return near
     return did_you_mean(key, _keys())

@@ -78,6 +78,16 @@ class ShardChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """What a search makes least, within bounds: a ceiling on the machine's dollars an hour on demand, a floor on decoded
+    tokens a second. ``minimise: null`` is no search."""
+
+    minimise: Literal["latency", "cost", "memory"] | None
+    max_usd_per_hour: float | None = field(metadata={"minimum": 0.0})
+    min_tokens_per_s: float | None = field(metadata={"minimum": 0.0})
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyChoice:
     """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all."""
 
@@ -106,7 +116,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The plain keys, outside the groups that are looked up by name."""
+    """The plain keys, outside the groups that are looked up by name. Where ``tp`` is searched for, it is of no meaning."""
 
     task: Literal["plan", "shard", "verify"]
     tp: int = field(metadata=_POSITIVE)
@@ -120,14 +130,29 @@ class Settings:
     ple: PleChoice
     shapes: ShapesChoice
     offload: OffloadChoice
+    objective: Objective
     shard: ShardChoice
     verify: VerifyChoice
 
 
 @dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The values that a search tries, in order of preference; one where it is given, none where the model has no such part.
+    Machines are the configuration's ``targets``; ``offloads`` are choices by name, empty where one is given."""
+
+    degrees: tuple[int, ...]
+    policies: tuple[Policy, ...]
+    moe_partitions: tuple[Literal["intermediate", "experts"], ...]
+    lm_head_partitions: tuple[Literal["split", "replicate"], ...]
+    ple_partitions: tuple[Literal["replicate", "split"], ...]
+    offloads: Mapping[str, OffloadChoice]
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything a plan is made from. A group left at ``auto`` holds its candidates in order of preference, a chosen one
-    holds itself alone. ``overrides`` are the words the user added, for provenance and to find values never read."""
+    holds itself alone. ``search``: what an objective is to choose from, null without one. ``overrides`` are the words the user
+    added, for provenance and to find values never read."""
 
     settings: Settings
     model: Architecture
@@ -138,3 +163,4 @@ class Config:
     known_targets: tuple[Target, ...]
     overrides: tuple[str, ...]
     published: Mapping[str, Architecture]
+    search: SearchSpace | None

@@ -113,3 +113,8 @@ class Target:
     @property
     def host_bytes(self) -> int:
         return self.host_memory_gib * GIB
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """On demand; spot prices are another market and are not compared with it."""
+        return self.price.on_demand.usd_per_hour if self.price.on_demand else None

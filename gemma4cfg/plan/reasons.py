@@ -44,6 +44,7 @@ class Reason(str, Enum):
     ONE_RANK_COMPILED = ("one_rank_compiled", "one rank is compiled and all run it: the least that compiling can take")
     ALL_RANKS_COMPILED_FIT = ("all_ranks_compiled_fit", "supported, and all ranks compile within host memory")
     STACK_OF_TARGET = ("stack_of_target", "the serving stack of this machine does it")
+    BEST_BY_OBJECTIVE = ("best_by_objective", "the best by the objective of all that fit")
 
     # why an option was turned down
     MORE_BYTES = ("more_bytes", "more device bytes per rank")
@@ -58,3 +59,14 @@ class Reason(str, Enum):
     RANK_DEPENDENT = ("rank_dependent", "ranks differ by a tensor of ids")
     DEVICE_WORK = ("device_work", "work on the device that the host does for free")
     LARGER_TARGET = ("larger_target", "a smaller machine is enough")
+
+    # why a search turned one down
+    NOT_POSSIBLE = ("not_possible", "the configuration refuses it")
+    SAME_PLAN = ("same_plan", "it gives the same plan")
+    PRICE_UNKNOWN = ("price_unknown", "no price is known")
+    ABOVE_PRICE_CEILING = ("above_price_ceiling", "the machine's price is above the ceiling")
+    BELOW_SPEED_FLOOR = ("below_speed_floor", "fewer tokens a second than the floor")
+    SLOWER = ("slower", "more milliseconds a token")
+    COSTLIER = ("costlier", "more dollars a million tokens")
+    MORE_MEMORY = ("more_memory", "more device bytes on all ranks together")
+    LATER_IN_ORDER = ("later_in_order", "no better by anything, and later in the order of preference")

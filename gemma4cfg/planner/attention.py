@@ -56,17 +56,9 @@ def _layout(
 ) -> HeadLayout:
     """Of the layouts that the policy allows: fewest bytes, then fewest collectives, then the order of preference."""
     possible = layouts(layer.attention.q_heads, layer.attention.kv_heads, tp)
-    modes: list[Mode] = [layout.mode for layout in possible]
-    allowed: set[Mode]
-    if "split" in modes:
-        allowed = {"split"}  # TP divides the KV heads: every policy is about the layers where it does not
-    elif policy == "auto":
-        allowed = {*modes} - {"replicate"}
-    elif policy == "pad" and "group" in modes:
-        allowed = {"group"}  # no zero head is needed
-    elif policy in modes:
-        allowed = {policy}
-    else:
+    modes = [layout.mode for layout in possible]
+    allowed = allowed_modes(policy, modes)
+    if not allowed:
         raise ConfigError(_impossible(layer, policy, tp, modes))
 
     def preference(layout: HeadLayout) -> tuple[int, int]:
@@ -74,6 +66,30 @@ def _layout(
         return cost.bytes, cost.collectives
 
     return min((layout for layout in possible if layout.mode in allowed), key=preference)
+
+
+def allowed_modes(policy: Policy, modes: Sequence[Mode]) -> frozenset[Mode]:
+    """Those of a layer's possible ``modes`` that ``policy`` may take; none where it cannot be had."""
+    if "split" in modes:
+        return frozenset({"split"})  # TP divides the KV heads: every policy is about the layers where it does not
+    if policy == "auto":
+        return frozenset(modes) - {"replicate"}
+    if policy == "pad" and "group" in modes:
+        return frozenset({"group"})  # no zero head is needed
+    return frozenset({policy}) & frozenset(modes)
+
+
+def distinct_policies(architecture: Architecture, policies: Sequence[Policy], tp: int) -> dict[Policy, Policy]:
+    """Each policy to the first of ``policies`` that allows the same in every layer, and so gives the same plan; to itself
+    where it is not possible."""
+    heads = {(layer.attention.q_heads, layer.attention.kv_heads) for layer in layer_facts(architecture)}
+    modes = [[layout.mode for layout in layouts(*counts, tp)] for counts in sorted(heads)]
+    first: dict[tuple[frozenset[Mode], ...], Policy] = {}
+    same: dict[Policy, Policy] = {}
+    for policy in policies:
+        allowed = tuple(allowed_modes(policy, of_layer) for of_layer in modes)
+        same[policy] = first.setdefault(allowed, policy) if all(allowed) else policy
+    return same
 
 
 def cost_of(

@@ -99,4 +99,5 @@ def _provenance(config: Config, draft: Draft, checked: Audit) -> dict[str, Any]:
         "checkpoint_names": dict(checked.names),
         "other_modules": to_plain(checked.other_modules),
         "output": config.settings.output,
+        "price": to_plain(draft.target.price),
     }

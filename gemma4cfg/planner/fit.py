@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma4cfg.config.schema import Config
+from gemma4cfg.config.space import TP_DEGREES
 from gemma4cfg.config.target import Target
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
 from gemma4cfg.planner.division import Divider
 from gemma4cfg.planner.draft import Draft, draft_plan
 from gemma4cfg.planner.offload import crossing_bytes
-
-TP_TO_SUGGEST = (1, 2, 4, 8, 12, 16, 24, 32)
 
 
 def does_not_fit(config: Config, draft: Draft, asked: bool, dtypes: Mapping[str, str]) -> PlanError:
@@ -52,7 +51,7 @@ def _what_would_fit(config: Config, draft: Draft, dtypes: Mapping[str, str]) -> 
         found.append(f"the tables on the host, offload=host ({crossing:,} bytes a token cross instead)")
     comparable = [target for target in config.known_targets if (target.family == "g5g") == (asked.family == "g5g")]
     same_family = [target for target in comparable if target.family == asked.family]
-    options = [_Option.of(config, tp=tp) for tp in TP_TO_SUGGEST]
+    options = [_Option.of(config, tp=tp) for tp in TP_DEGREES]
     for candidates in ([asked], same_family, comparable):
         for option in options:
             if target := _first_fit(option, candidates, dtypes):

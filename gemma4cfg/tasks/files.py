@@ -9,15 +9,20 @@ from typing import Any
 
 from gemma4cfg.plan.encode import readable
 
-PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
+PLAN_FILE, SEARCH_FILE, RESULT_FILE = "plan.json", "search.json", "result.json"
 
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write ``plain`` as JSON under ``path``: beside it first, then renamed."""
+    """Write ``plain`` as JSON under ``path``, as ``write_text`` does."""
+    write_text(path, readable(plain))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` under ``path``: beside it first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(readable(plain), encoding="utf-8")
+        beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from gemma4cfg.config.compose import config_from_plain
-from gemma4cfg.errors import ConfigError, DisprovedError, UserError
+from gemma4cfg.errors import DisprovedError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
-from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE, write_json
+from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE, SEARCH_FILE, write_json
 from gemma4cfg.views.console import error_console
 from gemma4cfg.views.terminal import show_refusal
 
@@ -28,14 +28,14 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
     A user's mistake is recorded, shown and returned, never raised, so that a sweep goes on.
     """
-    for stale in (PLAN_FILE, RESULT_FILE):
+    for stale in (PLAN_FILE, SEARCH_FILE, RESULT_FILE):
         (directory / stale).unlink(missing_ok=True)
     try:
         config = config_from_plain(composed, overrides)
         task = import_module(f"gemma4cfg.tasks.{config.settings.task}")
         findings = task.run(config, directory, console)
     except DisprovedError as error:
-        write_result(directory, "disproved", DISPROVED, error.findings)
+        write_result(directory, "disproved", DISPROVED, error.recorded)
         show_refusal(error, error_console())
         return DISPROVED
     except UserError as error:
@@ -52,10 +52,9 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
 def refuse(error: UserError, directory: Path) -> None:
     """Record a user's mistake in ``result.json`` and say it on standard error; no plan of an earlier run is left."""
-    (directory / PLAN_FILE).unlink(missing_ok=True)
-    code = "config" if isinstance(error, ConfigError) else "plan"
-    findings = error.findings or (Finding("error", code, None, str(error), ""),)
-    write_result(directory, "refused", REFUSED, findings)
+    for stale in (PLAN_FILE, SEARCH_FILE):
+        (directory / stale).unlink(missing_ok=True)
+    write_result(directory, "refused", REFUSED, error.recorded)
     show_refusal(error, error_console())
 
 

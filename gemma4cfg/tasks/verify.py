@@ -13,6 +13,7 @@ from gemma4cfg.errors import DisprovedError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.planner.build import build_plan
+from gemma4cfg.planner.search import search_plans
 from gemma4cfg.planner.unread import refuse_unread_by_matrix
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.proof import show_case, show_drills, show_proof
@@ -33,6 +34,8 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     ``verify.inject=all`` is not detected.
     """
     refuse_unread_by_matrix(config.overrides, config.settings.verify.matrix)
+    if config.search is not None:
+        config = search_plans(config).config
     plan = build_plan(config)
     write_json(directory / PLAN_FILE, plan.to_json())
     from gemma4cfg.verify.place import place_of  # torch is not paid for by what is refused above

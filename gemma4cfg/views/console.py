@@ -11,9 +11,9 @@ PIPE_WIDTH = 160
 """Columns where standard output is no terminal."""
 
 
-def output_console() -> Console:
-    """Standard output."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+def output_console(quiet: bool = False) -> Console:
+    """Standard output; with ``quiet`` nothing is printed."""
+    return Console(highlight=False, quiet=quiet, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:

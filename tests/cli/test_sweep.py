@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,10 @@ def test_a_plan_that_does_not_fit_is_a_row(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.err
     assert "Traceback" not in done.err
     assert codes(done.jobs) == [0, 0, 2, 2]
+    assert "4 jobs: 2 done, 2 refused" in done.out
+    assert "does_not_fit: 31b at tp=1" in done.out
+    assert "prefill_512" not in done.out, "plans are lines of the table"
+    assert done.directory is not None and (done.directory / "sweep.csv").is_file()
     for job in done.jobs[:2]:
         assert job.result is not None and job.result["status"] == "done"
         assert job.plan is not None and job.plan["model"] == "e2b"
@@ -42,6 +48,12 @@ def test_a_wrong_type_is_a_row(tmp_path: Path) -> None:
         pytest.param(("model=e2b,e2c",), ("model=e2c", *choices("model")), id="choice"),
         pytest.param(("model=e2b", "tpp=1,2"), ("tpp", "did you mean 'tp'"), id="key"),
         pytest.param(("model=e2b", "tp=1,{"), ("tp=1,{", "not an override"), id="grammar"),
+        pytest.param(("model=e2b", "tp=1,2", "tp=4"), ("tp is given twice", "tp=1,2,4"), id="twice"),
+        pytest.param(("model=glob(zz*)",), ("model=glob(zz*): a sweep over nothing", *choices("model")), id="glob"),
+        pytest.param(("model=e2b", "hydra.mode=MULTIRUN", "tp=1,2", "tp=4"), ("tp is given twice",), id="mode"),
+        pytest.param(
+            ("model=e2b,26b-a4b", "model.moe.top_k=4"), ("as model=auto first", "++model.moe.top_k"), id="default-first"
+        ),
     ],
 )
 def test_what_cannot_be_composed_aborts_before_any_job(
@@ -80,3 +92,74 @@ def test_values_that_are_mappings(tmp_path: Path) -> None:
     assert (done.exit_code, codes(done.jobs)) == (0, [0, 0]), done.err
     modes = [{layer["attention"]["mode"] for layer in job.plan["layers"][5::6]} for job in done.jobs if job.plan]
     assert modes == [{"replicate"}, {"group"}]
+
+
+def test_the_documented_way_over_a_key_of_one_model(tmp_path: Path) -> None:
+    """Case 86: what the message about the default configuration says works."""
+    done = run("-m", "model=e2b,26b-a4b", "++model.moe.top_k=4", "tp=8", cwd=tmp_path)
+    assert (done.exit_code, codes(done.jobs)) == (0, [2, 0]), done.err
+    plan = done.jobs[1].plan
+    assert plan is not None and plan["layers"][0]["moe"]["top_k"] == 4
+
+
+def test_a_glob_that_matches(tmp_path: Path) -> None:
+    done = run("-m", "model=glob(e*)", "tp=2", cwd=tmp_path)
+    assert (done.exit_code, codes(done.jobs)) == (0, [0, 0]), done.err
+
+
+def test_a_flag_in_the_first_word_too(tmp_path: Path) -> None:
+    """Case 87 as published: mappings under one key, twice."""
+    twice = ("attention={policy:split},{policy:group}", "attention={implementation:eager},{implementation:sdpa}")
+    done = run("-m", "model=31b", "tp=8", *twice, cwd=tmp_path)
+    assert done.exit_code == 2
+    assert "attention is given twice" in done.err
+    assert done.jobs == []
+
+
+@pytest.mark.parametrize("words", [("-m", "model=mine,e2b", "tp=1,2"), ("model=mine",)], ids=["swept", "single"])
+def test_a_model_that_chooses_the_launcher(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Case 89: a file that is read when the launcher has been chosen."""
+    mine, launcher = tmp_path / "mine" / "model", tmp_path / "mine" / "hydra" / "launcher"
+    mine.mkdir(parents=True)
+    launcher.mkdir(parents=True)
+    (launcher / "other.yaml").write_text("_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n")
+    own = "defaults:\n  - e2b@model\n  - override /hydra/launcher: other\n"
+    (mine / "mine.yaml").write_text(f"# @package _global_\n{own}")
+    (mine / "nested.yaml").write_text(own)
+    done = run("--config-dir", "mine", *words, cwd=tmp_path)
+    told = "hydra/launcher=other stands in a file of the configuration"
+    if len(words) == 1:
+        assert (done.exit_code, told in done.err) == (2, True), done.err
+    else:
+        assert (done.exit_code, codes(done.jobs)) == (0, [2, 2, 0, 0]), done.err
+        assert told in done.jobs[0].told
+    nested = run("--config-dir", "mine", "model=nested", cwd=tmp_path)
+    assert (nested.exit_code, "hydra/launcher=… stands in a file" in nested.err) == (2, True), nested.err
+    said = run("--config-dir", "mine", "-m", "model=mine", "hydra/launcher=other", cwd=tmp_path)
+    assert (said.exit_code, codes(said.jobs)) == (0, [0]), said.err
+
+
+def test_an_earlier_sweep_in_the_same_directory_is_not_counted(tmp_path: Path) -> None:
+    there = "hydra.sweep.dir=outputs/sweeps/mine"
+    assert run("-m", "model=e2b", "tp=1,2,4", there, cwd=tmp_path).exit_code == 0
+    done = run("-m", "model=e4b", "tp=1,2", there, cwd=tmp_path)
+    table = json.loads((tmp_path / "outputs/sweeps/mine/sweep.json").read_text())["jobs"]
+    assert [(job["job"], job["model"]) for job in table] == [(0, "e4b"), (1, "e4b")]
+    assert "2 jobs: 2 done" in done.out
+
+
+def test_directories_of_other_names(tmp_path: Path) -> None:
+    named = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+    done = run("-m", "model=e2b", "tp=2,1", named, cwd=tmp_path)
+    assert done.exit_code == 0 and done.directory is not None
+    table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
+    assert [(job["job"], job["overrides"]) for job in table] == [(0, ["model=e2b", "tp=2"]), (1, ["model=e2b", "tp=1"])]
+
+
+def test_a_table_that_cannot_be_written_is_no_silence(tmp_path: Path) -> None:
+    """Hydra would make a warning of it."""
+    (tmp_path / "outputs/sweeps/mine/sweep.csv").mkdir(parents=True)
+    done = run("-m", "model=e2b", "hydra.sweep.dir=outputs/sweeps/mine", cwd=tmp_path)
+    assert done.exit_code == 1
+    assert "IsADirectoryError" in done.err or "Is a directory" in done.err
+    shutil.rmtree(tmp_path / "outputs")
