@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,18 +28,24 @@ def show_figures(changes: Sequence[JsonEdit], console: Console) -> None:
     last = None
     for part, name in _NAMES.items():
         for edit in of_part(changes, *part):
-            old, new = edit["old"], edit["new"]
+            old, new = edit.get("old"), edit.get("new")
+            if not (_is_number(old) and _is_number(new)):
+                continue  # words about figures, e.g. which machine could compile
             show = _number if part[0] == "estimate" and part[1] != "bytes_per_token_per_rank" else gigabytes
             if edit["path"][2:] == ["kv"] and part[0] == "estimate":
                 show = _number  # a few thousand bytes
             if show(old) == show(new):
                 show = _number  # they differ in what is left out
-            what = edit["path"][2].replace("_", " ")
+            what = " ".join(edit["path"][2:]).replace("_", " ")
             table.add_row("", "" if name == last else name, what, show(old), show(new), _relative(old, new))
             last = name
     if table.row_count:
         console.print(table)
         console.print()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _number(value: float) -> str:
