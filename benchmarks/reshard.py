@@ -106,10 +106,11 @@ def by_us(job: Mapping[str, Any], durable: bool = True) -> None:
     from sharding import reshard
 
     if not durable:
+        import sharding.writeback
         import sharding.writer
 
         sharding.writer.sync = lambda file: None  # noqa: ARG005
-        sharding.writer.begin_writing = lambda file, start, size: None  # noqa: ARG005
+        sharding.writeback.begin_writing = lambda file: None  # noqa: ARG005
     reshard(job["placements"], job["tp"], job["source"], job["out"], placement_id="benchmark")
 
 
@@ -406,6 +407,8 @@ def main() -> None:
     if arguments.child:
         child(arguments.child)
         return
+    if arguments.directory and not Path(arguments.directory).is_dir():
+        parser.error(f"--directory {arguments.directory}: there is no such directory")
     with scratch(arguments.directory) as directory:
         needed = 3.5e9 * arguments.size
         if shutil.disk_usage(directory).free < needed:

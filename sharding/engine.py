@@ -1,20 +1,24 @@
-"""One pass over the source: each tensor is read once, in blocks, and goes to every file that takes part of it."""
+"""One pass over the source: each tensor is read once, in blocks, and goes to every file that takes part of it. Several
+tensors are made at a time, each by one worker: where a byte goes is known before, so their order does not matter."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from sharding.convert import Bytes
 from sharding.feeds import RowFeed, RunFeed, rows_of_block
 from sharding.job import Job, Read, Use
-from sharding.limits import BLOCK_BYTES, REMOTE_BLOCK_BYTES
+from sharding.limits import BLOCK_BYTES, REMOTE_BLOCK_BYTES, WORKERS
 from sharding.placement import Range, Zeros
 from sharding.records import Meter
 from sharding.rows import Pieces, is_ascending, segments, union
 from sharding.source import Source
 from sharding.stream import Output, TensorStream
+from sharding.workers import Halt, share_out
 
 Feed = RunFeed | RowFeed
 Taker = tuple[TensorStream, Pieces]
@@ -23,14 +27,17 @@ Digests = dict[str, dict[str, str]]
 
 
 class Engine:
-    """Holds the two buffers, of a block each; ``bytes_read`` counts what was read of the source."""
+    """Several workers where the source is local, one where every read is a request; ``bytes_read`` counts what was read of
+    the source."""
 
     def __init__(self, job: Job, source: Source) -> None:
-        self._job, self._source = job, source
-        self._block_bytes = REMOTE_BLOCK_BYTES if source.is_remote else BLOCK_BYTES
-        self._block: Bytes = np.empty(self._block_bytes, np.uint8)
-        self._gathered: Bytes = np.empty(self._block_bytes, np.uint8)
-        self.bytes_read = 0
+        self._job, self._halt = job, Halt()
+        count = 1 if source.is_remote else min(WORKERS, os.cpu_count() or 1)
+        self._workers = [_Worker(job, source, self._halt) for _ in range(count)]
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(worker.bytes_read for worker in self._workers)
 
     def run(self, outputs: Mapping[str, Output], meter: Meter) -> Digests:
         """Fill ``outputs`` (by file name) and return their tensors' digests, in the files' order.
@@ -45,13 +52,27 @@ class Engine:
                 stream = TensorStream(layout.tensors[name], layout.tensors[name].dtype, output, meter)
                 stream.append(np.frombuffer(raw, np.uint8))
                 digests[file][name] = stream.finish()
-        for read in self._job.reads:
-            self._pass(read, outputs, meter, digests)
+        share_out(
+            self._job.reads,
+            [partial(worker.make, outputs=outputs, meter=meter, digests=digests) for worker in self._workers],
+            self._halt,
+        )
         return {
             file: {name: found[name] for name in self._job.layouts[file].tensors} for file, found in digests.items()
         }
 
-    def _pass(self, read: Read, outputs: Mapping[str, Output], meter: Meter, digests: Digests) -> None:
+
+class _Worker:
+    """Makes tensors, one after the other, with two buffers of a block each, so that a block stays in one core's cache."""
+
+    def __init__(self, job: Job, source: Source, halt: Halt) -> None:
+        self._job, self._source, self._halt = job, source, halt
+        self._block_bytes = REMOTE_BLOCK_BYTES if source.is_remote else BLOCK_BYTES
+        self._block: Bytes = np.empty(self._block_bytes, np.uint8)
+        self._gathered: Bytes = np.empty(self._block_bytes, np.uint8)
+        self.bytes_read = 0
+
+    def make(self, read: Read, outputs: Mapping[str, Output], meter: Meter, digests: Digests) -> None:
         streams: list[tuple[str, str, TensorStream]] = []
         runs: list[tuple[Use, list[Taker]]] = []
         for use in read.uses:
@@ -113,6 +134,7 @@ class Engine:
             feed.finish()
 
     def _read(self, read: Read, start: int, stop: int) -> Bytes:
+        self._halt.check()
         block = self._block[: stop - start]
         self._source.reader(read.tensor.part).read_into(block.data, read.tensor.start + start)
         self.bytes_read += stop - start

@@ -16,6 +16,9 @@ from sharding.placement import Placement, Whole, from_json
 from sharding.rows import Rows, rows_of
 from sharding.source import Source, StoredTensor
 
+Cuts = dict[tuple[Placement, tuple[int, ...], str], tuple[Placement, Rows]]
+"""One placement and its rows for all tensors of a shape and dtype that are cut alike: layers repeat each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -96,6 +99,7 @@ def plan_reads(placements: Mapping[str, Any], tp: int, dtype: str | None, source
     if tp < 1:
         raise ShardingError(f"tp={tp}: there is at least one rank")
     uses: dict[str, list[Use]] = {}
+    cuts: Cuts = {}
     missing = []
     for name, placed in placements["tensors"].items():
         home = placed.get("home", "device")
@@ -107,7 +111,7 @@ def plan_reads(placements: Mapping[str, Any], tp: int, dtype: str | None, source
             missing.append(f"'{origin}'" + (f" (for '{name}')" if tied else ""))
             continue
         try:
-            uses.setdefault(origin, []).append(_use(name, placed, tp, dtype, source.tensors[origin], home == "host"))
+            uses.setdefault(origin, []).append(_use(name, placed, tp, dtype, source.tensors[origin], cuts))
         except (ShardingError, KeyError, TypeError, ValueError) as error:
             raise ShardingError(f"tensor '{name}': {error}") from error
     if missing:
@@ -118,18 +122,20 @@ def plan_reads(placements: Mapping[str, Any], tp: int, dtype: str | None, source
     return tuple(sorted(reads, key=lambda read: (order[read.tensor.part], read.tensor.start, read.name)))
 
 
-def _use(name: str, placed: Mapping[str, Any], tp: int, dtype: str | None, tensor: StoredTensor, on_host: bool) -> Use:
+def _use(name: str, placed: Mapping[str, Any], tp: int, dtype: str | None, tensor: StoredTensor, cuts: Cuts) -> Use:
     shape, stored = tensor.entry.shape, tensor.entry.dtype
     if list(shape) != list(placed["shape"]):
         raise ShardingError(f"its shape in {tensor.part} is {list(shape)}, the placement says {list(placed['shape'])}")
     if "dtype" in placed and stored_dtype(placed["dtype"]) != stored:
         raise ShardingError(f"it is {dtype_name(stored)} in {tensor.part}, the placement says {placed['dtype']}")
-    if on_host:
+    if placed.get("home", "device") == "host":
         return Use(name, stored, Whole(), rows_of(Whole(), shape, stored, 1), ((HOST_FILE, 0),))
     placement = from_json(placed["placement"])
+    cut = placement, rows_of(placement, shape, stored, tp)
+    placement, rows = cuts.setdefault((placement, shape, stored), cut)
     files = tuple((file, rank) for rank, file in enumerate(rank_files(tp)))
     local_name = placed.get("local_name") or name
-    return Use(local_name, target_dtype(stored, dtype), placement, rows_of(placement, shape, stored, tp), files)
+    return Use(local_name, target_dtype(stored, dtype), placement, rows, files)
 
 
 def _add(contents: dict[str, tuple[str, tuple[int, ...]]], name: str, value: tuple[str, tuple[int, ...]]) -> None:

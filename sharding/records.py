@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,17 +51,19 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts bytes and reports them, a block at a time."""
+    """Counts bytes and reports them, a block at a time; several threads may share it, one reports at a time."""
 
     def __init__(self, what: str, total: int, callback: ProgressCallback | None) -> None:
         self._what, self._total, self._callback = what, total, callback
+        self._lock = threading.Lock()
         self.done = self._reported = 0
 
     def add(self, count: int) -> None:
-        self.done += count
-        if self._callback and (self.done - self._reported >= BLOCK_BYTES or self.done == self._total):
-            self._reported = self.done
-            self._callback(Progress(self._what, self.done, self._total))
+        with self._lock:
+            self.done += count
+            if self._callback and (self.done - self._reported >= BLOCK_BYTES or self.done == self._total):
+                self._reported = self.done
+                self._callback(Progress(self._what, self.done, self._total))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ def reshard(
     ``placements``: ``tensors`` and ``rank_tensors`` as in a plan's JSON. ``dtype``: what floating tensors of the ranks
     become (null: as they are). ``names`` maps stored prefixes of tensor names to those of the placements. ``mirror``:
     a second place for every finished file, where a run on another machine finds them. ``digests``: the manifest states
-    every tensor's digest too. ``source``, ``destination`` and ``mirror`` are directories or fsspec URLs.
+    every tensor's digest too. ``progress`` is called from one thread at a time, not always the caller's. ``source``,
+    ``destination`` and ``mirror`` are directories or fsspec URLs.
 
     To a local directory alone, the source is read once and all files end together. With a mirror or a remote
     destination, file after file is finished and stored before the next begins, and each reads what it needs. Files for a

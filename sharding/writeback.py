@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 STEP_BYTES = 32 * 2**20
-"""Bytes in a row after which it is told."""
+"""Bytes of a file after which it is told."""
 
 _SYNC_FILE_RANGE_WRITE = 2
 
@@ -22,9 +22,9 @@ class Writeback:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback")
         self._begun: list[Future[None]] = []
 
-    def begin(self, file: int, start: int, size: int) -> None:
-        """Have these bytes of an open file go to its disk soon."""
-        self._begun.append(self._thread.submit(begin_writing, file, start, size))
+    def begin(self, file: int) -> None:
+        """Have what was written to an open file go to its disk soon. Any thread may call it."""
+        self._begun.append(self._thread.submit(begin_writing, file))
 
     def settle(self) -> None:
         """Wait until all of it has begun; then its files may be closed."""
@@ -38,14 +38,15 @@ class Writeback:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.shutdown(cancel_futures=True)
+        self._begun.clear()  # to wait for what was cancelled is to wait for ever
 
 
-def begin_writing(file: int, start: int, size: int) -> None:
-    """Begin to write these bytes of an open file to its disk, without waiting. A hint: where the system has no such call
-    nothing happens, and errors are left for ``fsync`` to report."""
+def begin_writing(file: int) -> None:
+    """Begin to write an open file's bytes to its disk, without waiting. A hint: where the system has no such call nothing
+    happens, and errors are left for ``fsync`` to report."""
     call = _sync_file_range()
     if call is not None:
-        call(file, start, size, _SYNC_FILE_RANGE_WRITE)
+        call(file, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 @functools.cache

@@ -23,13 +23,13 @@ Data = bytes | memoryview
 
 
 class OutputFile:
-    """A file of ``size`` bytes in the making; bytes that are never written are zeros."""
+    """A file of ``size`` bytes in the making; bytes that are never written are zeros. Several threads may write to it."""
 
     def __init__(self, path: Path, size: int, writeback: Writeback | None = None) -> None:
         self.path = path
         self._writeback = writeback
         self.temporary = temporary_path(path)
-        self._begun = self._written = 0
+        self._waiting = 0
         self._file: int | None = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.ftruncate(self._file, size)
@@ -43,7 +43,7 @@ class OutputFile:
         view = memoryview(data)
         while len(view):
             count = write_at(self._file, view[:WRITE_BYTES], offset)
-            self._spread(offset, count)
+            self._spread(count)
             view, offset = view[count:], offset + count
 
     def finish(self) -> None:
@@ -71,14 +71,12 @@ class OutputFile:
             file, self._file = self._file, None
             os.close(file)
 
-    def _spread(self, offset: int, count: int) -> None:
-        """Have what was written in a row go to the disk while the next is made."""
-        if offset != self._written:
-            self._begun = offset
-        self._written = offset + count
-        if self._writeback and self._file is not None and self._written - self._begun >= STEP_BYTES:
-            self._writeback.begin(self._file, self._begun, self._written - self._begun)
-            self._begun = self._written
+    def _spread(self, count: int) -> None:
+        """Have what was written go to the disk while the next is made. A count lost between threads only delays it."""
+        self._waiting += count
+        if self._writeback and self._file is not None and self._waiting >= STEP_BYTES:
+            self._waiting = 0
+            self._writeback.begin(self._file)
 
 
 class Nowhere:
