@@ -28,9 +28,9 @@ def show_figures(changes: Sequence[JsonEdit], console: Console) -> None:
     last = None
     for part, name in _NAMES.items():
         for edit in of_part(changes, *part):
-            old, new = edit.get("old"), edit.get("new")
-            if not (_is_number(old) and _is_number(new)):
+            if not (_is_number(edit.get("old")) and _is_number(edit.get("new"))):
                 continue  # words about figures, e.g. which machine could compile
+            old, new = edit["old"], edit["new"]
             show = _number if part[0] == "estimate" and part[1] != "bytes_per_token_per_rank" else gigabytes
             if edit["path"][2:] == ["kv"] and part[0] == "estimate":
                 show = _number  # a few thousand bytes
