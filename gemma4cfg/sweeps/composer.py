@@ -64,18 +64,19 @@ class Composer:
 
     def _joined(self, words: tuple[str, ...]) -> Plain | None:
         base = self._settled(())
-        alone = [self._settled((word,)) for word in words]
         if base is None:
             return None
-        joined, changed = dict(base), set[str]()
-        for composed in alone:
+        joined, claimed = dict(base), set[str]()
+        for word in words:
+            composed = self._settled((word,))
             if composed is None:
                 return None
             new = {key for key in {*base, *composed} if base.get(key, _ABSENT) != composed.get(key, _ABSENT)}
-            if new & changed or set(base) - set(composed):
+            claims = {word.partition("=")[0], *new}  # its own node even where it is the default: said is said
+            if claims & claimed or set(base) - set(composed):
                 return self._settled(words)
             joined |= {key: composed[key] for key in new}
-            changed |= new
+            claimed |= claims
         return joined
 
     def _settled(self, words: tuple[str, ...]) -> Plain | None:

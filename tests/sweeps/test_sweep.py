@@ -190,6 +190,7 @@ def test_composing_is_hydras(words: tuple[str, ...]) -> None:
     "words",
     [
         pytest.param(("model=e2b", "experiment=e4b-tp2-alias-512-128"), id="choices-of-one-node"),
+        pytest.param(("model=auto", "experiment=e4b-tp2-alias-512-128"), id="default-against-experiment"),
         pytest.param(("tp=8", "experiment=e2b-trace-512-128", "shapes=kv32k"), id="value-over-experiment"),
         pytest.param(("model=e2b", "shapes.kv_length=${swap_gib}", "swap_gib=1024"), id="interpolation"),
         pytest.param(("model=e2b", "model.moe.top_k=4"), id="below-null"),
