@@ -91,6 +91,7 @@ class Objective:
 class VerifyChoice:
     """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all."""
 
+    dtype: Literal["float32", "bfloat16"]
     layers: int | None = field(metadata=_POSITIVE)
     steps: int = field(metadata=_POSITIVE)
     seed: int = field(metadata={"minimum": 0})

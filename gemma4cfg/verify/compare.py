@@ -20,10 +20,16 @@ MARGIN_FACTOR = 10.0
 """A token is decided where the reference's best logit leads its second by more than this many times its noise."""
 
 
-def stream_result(ours: Tensor, reference: Tensor, prompt_tokens: int, noise: float) -> StreamResult:
+def rounding(dtype: str) -> float:
+    """Relative: what two runs in ``dtype`` may differ by though the reference, run twice, repeats itself to the bit."""
+    return float(torch.finfo(getattr(torch, dtype)).eps)
+
+
+def stream_result(ours: Tensor, reference: Tensor, prompt_tokens: int, noise: float, dtype: str) -> StreamResult:
     """``ours`` and ``reference`` [1 + steps, vocabulary], the prompt's last row first; ``noise`` in logits."""
     error = (ours.double() - reference.double()).abs().amax(dim=1)
     largest = float(reference.abs().max())
+    noise = max(noise, rounding(dtype) * largest)
     best = reference.topk(2, dim=1).values
     margins = best[:, 0] - best[:, 1]
     decided = margins > MARGIN_FACTOR * noise

@@ -112,7 +112,7 @@ def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT,
             checks.append(place.once(lambda: _one_program(plan, ranks)))
     noise = max(run.noise for run in reference.runs)
     streams = tuple(
-        stream_result(ours, torch.from_numpy(run.logits), len(run.prompt), noise)
+        stream_result(ours, torch.from_numpy(run.logits), len(run.prompt), noise, plan.dtype)
         for ours, run in zip(logits, reference.runs, strict=True)
     )
     errors = layer_errors(outputs, [torch.from_numpy(run.hidden) for run in reference.runs])

@@ -31,7 +31,7 @@ class TwinError(RuntimeError):
 
 
 def twin_config(config: Config, plan: Plan, *, batch: int, prefill_buckets: Sequence[int], kv_length: int) -> Config:
-    """A small float32 configuration whose plan has the structure of ``plan``, which ``config`` gave.
+    """A small configuration of ``verify.dtype`` whose plan has the structure of ``plan``, which ``config`` gave.
 
     What the planner chose for ``config`` is asked for, so that small sizes cannot decide otherwise. There are as many
     ``prefill_buckets`` as the plan has. Raises ConfigError for a plan without graphs, and for a model that no Hugging Face
@@ -59,7 +59,7 @@ def twin_config(config: Config, plan: Plan, *, batch: int, prefill_buckets: Sequ
     )
     settings = replace(
         config.settings,
-        dtype="float32",
+        dtype=config.settings.verify.dtype,
         checkpoint=None,
         attention=attention,
         moe=MoeChoice(chosen.get("experts", "auto")),
