@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from gemma4cfg.verify.group import Ranks
 
 
+TWIN_DRAWS, CHECKPOINT_DRAWS = 24, 2
+"""Prompts drawn at most for each length, until the reference's tokens are beyond its noise. Real weights are slow to run."""
+
+
 @dataclass
 class Clock:
     """Seconds by part."""
@@ -69,6 +73,7 @@ def prepare(subject: Subject, steps: int, seed: int, work: Path, place: Place) -
         dtype=subject.plan.dtype,
         steps=steps,
         prompt_lengths=subject.lengths,
+        max_draws=TWIN_DRAWS if subject.twin else CHECKPOINT_DRAWS,
         seed=seed,
         layers=subject.layers,
     )

@@ -27,6 +27,12 @@ PUBLISHED_STOP_IDS = (1, 106, 50)
 _CHUNK = 2**20
 """Elements drawn at a time."""
 
+_UNIT_HIDDEN = 32
+"""Hidden size at which embeddings of unit scale give logits that reach into the softcap; wider ones would all end at it."""
+
+_DRAWN, _SHIFT = 4, 104_729
+"""Chunks that are drawn, and elements (a prime) that each further one is shifted by."""
+
 Array = npt.NDArray[np.float64]
 
 
@@ -70,14 +76,18 @@ def _write_tensors(path: Path, architecture: Architecture, seed: int, dtype: str
 
 
 def _values(name: str, facts: TensorFacts, seed: int) -> Iterator[Array]:
-    """A tensor's elements in order, in chunks."""
+    """A tensor's elements in order, in chunks. After the first chunks a large tensor repeats them, each time shifted by a
+    number that divides no row, so that no two rows are alike: drawing takes ten times as long as writing."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     bits = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
-    left = prod(facts.shape)
-    while left:
-        count = min(left, _CHUNK)
-        yield _scaled(name, facts, bits, count)
-        left -= count
+    drawn: list[Array] = []
+    for number, start in enumerate(range(0, prod(facts.shape), _CHUNK)):
+        count = min(_CHUNK, prod(facts.shape) - start)
+        if number < _DRAWN:
+            drawn.append(_scaled(name, facts, bits, count))
+            yield drawn[-1]
+        else:
+            yield np.roll(drawn[number % _DRAWN], number * _SHIFT)[:count]
 
 
 def _scaled(name: str, facts: TensorFacts, bits: np.random.Philox, count: int) -> Array:
@@ -94,7 +104,9 @@ def _scaled(name: str, facts: TensorFacts, bits: np.random.Philox, count: int) -
         return 1 + 0.5 * normal
     if role == "router.proj.weight":
         return 1.5 * normal
-    if name in (EMBEDDING, LM_HEAD) or role == "embed_tokens_per_layer.weight":
+    if name in (EMBEDDING, LM_HEAD):
+        return normal * sqrt(_UNIT_HIDDEN / facts.shape[-1])
+    if role == "embed_tokens_per_layer.weight":
         return normal
     if len(facts.shape) > 1:
         return normal / sqrt(facts.shape[-1])

@@ -49,7 +49,13 @@ class Result:
         return [read_job(self.directory / str(number)) for number in numbers]
 
 
-def run(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None, module: str = "gemma4cfg") -> Result:
+def run(
+    *overrides: str,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    module: str = "gemma4cfg",
+    timeout: float = 120,
+) -> Result:
     """``python -m gemma4cfg`` (or another ``module``) in ``cwd``; ``env`` is added to this process's."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
@@ -59,7 +65,7 @@ def run(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None, module
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=timeout,
     )
     directory = max(cwd.glob("outputs/*/*"), key=lambda path: path.name, default=None)
     left = read_job(directory) if directory else Job(cwd, None, None)
