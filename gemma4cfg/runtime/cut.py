@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gemma4cfg.plan.records import Plan
-from sharding import reshard
 from sharding.records import ProgressCallback, ReshardResult
+from sharding.run import reshard
 
 
 def write_rank_files(

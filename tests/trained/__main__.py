@@ -11,7 +11,7 @@ import torch
 from tests.trained import DIRECTORY, MODELS
 from tests.trained.training import train
 
-SEED, MOST_STEPS, UNTIL = 0, 150, 0.01
+SEED, MOST_STEPS, UNTIL = 0, 250, 0.01
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from tests.trained.language import CONTROL
 from tests.trained.rows import Row, rows
 from tests.trained.sizes import small
 
-LEARNING_RATE, WARM_UP_STEPS, BATCH = 3e-3, 20, 32
+LEARNING_RATE, WARM_UP_STEPS, BATCH = 3e-3, 20, 12
 HALVED_BELOW = 0.2
 """The learning rate is halved once the loss is under this."""
 
