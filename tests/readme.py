@@ -34,6 +34,7 @@ def block(match: re.Match[str]) -> str:
     """What is to stand in a block: the command, and the chosen lines of what it prints."""
     module, arguments, lines = match["module"] or "gemma4cfg", match["arguments"], match["lines"]
     with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "tests").symlink_to(README.parent / "tests")  # a checkout's, for its checkpoints
         command = [sys.executable, "-m", module, *shlex.split(arguments)]
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     output = (done.stdout + done.stderr).splitlines()

@@ -99,6 +99,22 @@ class VerifyChoice:
     spmd: bool
     inject: str | None
     matrix: Literal["covering", "full"] | None
+    expect: str | None
+    check_inputs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateChoice:
+    """How ``task=generate`` makes text; ranges of what sampling reads are ``Sampler``'s. ``tools`` is a file."""
+
+    prompt: str | tuple[str, ...] | None
+    max_new_tokens: int = field(metadata=_POSITIVE)
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    tools: str | None
+    check_inputs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +135,7 @@ class Recipe:
 class Settings:
     """The plain keys, outside the groups that are looked up by name. Where ``tp`` is searched for, it is of no meaning."""
 
-    task: Literal["plan", "shard", "verify"]
+    task: Literal["plan", "shard", "verify", "generate"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
     swap_gib: int = field(metadata={"minimum": 0})
@@ -134,6 +150,7 @@ class Settings:
     objective: Objective
     shard: ShardChoice
     verify: VerifyChoice
+    generate: GenerateChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""A rank of a plan on the CPU."""
+"""A rank of a plan on the CPU, and all of them behind one runner."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.graphs import BufferGraphs
+from gemma4cfg.runtime.processes import RankProcesses
 from gemma4cfg.runtime.rank_files import RANK_FILE, load_rank
 from sharding.collectives.protocol import Collectives
 
@@ -33,3 +35,28 @@ class RankWorker:
     def digest(self) -> str:
         """Of every output so far: equal on all ranks, or they have parted."""
         return self._seen.hexdigest()
+
+
+class ForkedRanks:
+    """A process for each rank on this machine. ``run`` is one call of a graph on all of them, and rank 0's output."""
+
+    def __init__(self, processes: RankProcesses) -> None:
+        self._processes = processes
+
+    def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self._first("run", graph, dict(inputs))
+
+    def _first(self, method: str, *args: object) -> Tensor:
+        result: Tensor = self._processes.call(method, *args, results_of=(0,))[0]
+        return result
+
+
+@contextmanager
+def forked_ranks(plan: Plan, directory: Path) -> Iterator[ForkedRanks]:
+    """The ranks of ``plan``, loaded from the rank files in ``directory``. Raises RankError where one fails."""
+
+    def make(rank: int, collectives: Collectives) -> RankWorker:
+        return RankWorker(plan, directory, rank, collectives)
+
+    with RankProcesses(make, plan.tp) as processes:
+        yield ForkedRanks(processes)

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from gemma4cfg.architecture.stored import Checkpoint
 from gemma4cfg.config.schema import Config
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
+from gemma4cfg.plan.records import Plan
 from gemma4cfg.planner.build import build_plan
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.progress import shown_progress, summary
 from sharding.files import join
 
 if TYPE_CHECKING:
+    from sharding import ShardingError
     from sharding.verify import Problem
 
 SHARDS = Path("outputs") / "shards"
@@ -29,44 +32,68 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
 
     Raises UserError where there is no plan, the checkpoint or the files are unsound, or there is too little room; OSError.
     """
-    from sharding import ShardingError, check, reshard  # numpy is not paid for by a plan
-
-    checkpoint = config.checkpoint
-    if checkpoint is None:
-        raise ConfigError("task=shard needs the weights: checkpoint=DIR, a Hugging Face directory or fsspec URL")
+    checkpoint = checkpoint_of(config)
     plan = build_plan(config)
-    destination = config.settings.output or str(SHARDS / plan.placement_id)
-    choice = config.settings.shard
-    try:
-        if choice.check:
-            with shown_progress(console) as progress:
-                problems = check(destination, checkpoint.location, placement_id=plan.placement_id, progress=progress)
-            if problems:
-                raise _unsound(problems, destination)
-            console.print(
-                f"{escape(destination)}: every file is as the manifest and the checkpoint say", soft_wrap=True
-            )
-        else:
-            plain = plan.to_json()
-            with shown_progress(console) as progress:
-                result = reshard(
-                    {"tensors": plain["tensors"], "rank_tensors": plain["rank_tensors"]},
-                    plan.tp,
-                    checkpoint.location,
-                    destination,
-                    plan.dtype,
-                    names=plan.provenance["checkpoint_names"],
-                    placement_id=plan.placement_id,
-                    mirror=choice.mirror,
-                    digests=choice.digests,
-                    progress=progress,
-                )
-            console.print(summary(result), soft_wrap=True)
-            console.print(escape(destination), style="dim", soft_wrap=True)
-    except ShardingError as error:
-        raise PlanError(str(error), (Finding("error", "shard", None, str(error), ""),)) from error
+    if config.settings.shard.check:
+        _check(plan, checkpoint, destination_of(config, plan), console)
+    else:
+        destination = write_rank_files(config, plan, console)
+        console.print(escape(destination), style="dim", soft_wrap=True)
     write_json(directory / PLAN_FILE, plan.to_json())
     return plan.findings
+
+
+def checkpoint_of(config: Config) -> Checkpoint:
+    """Raises ConfigError where none is given."""
+    if config.checkpoint is None:
+        raise ConfigError(
+            f"task={config.settings.task} needs the weights: checkpoint=DIR, a Hugging Face directory or fsspec URL"
+        )
+    return config.checkpoint
+
+
+def destination_of(config: Config, plan: Plan) -> str:
+    """Where the plan's rank files are, or go."""
+    return config.settings.output or str(SHARDS / plan.placement_id)
+
+
+def write_rank_files(config: Config, plan: Plan, console: Console) -> str:
+    """The plan's rank files, made or completed, and what was done in a line. Gives their directory. Raises as ``run``."""
+    from gemma4cfg.runtime.cut import write_rank_files as cut  # numpy is not paid for by a plan
+    from sharding import ShardingError
+
+    destination, choice = destination_of(config, plan), config.settings.shard
+    try:
+        with shown_progress(console) as progress:
+            result = cut(
+                plan,
+                checkpoint_of(config).location,
+                destination,
+                mirror=choice.mirror,
+                digests=choice.digests,
+                progress=progress,
+            )
+    except ShardingError as error:
+        raise _refused(error) from error
+    console.print(summary(result), soft_wrap=True)
+    return destination
+
+
+def _check(plan: Plan, checkpoint: Checkpoint, destination: str, console: Console) -> None:
+    from sharding import ShardingError, check
+
+    try:
+        with shown_progress(console) as progress:
+            problems = check(destination, checkpoint.location, placement_id=plan.placement_id, progress=progress)
+    except ShardingError as error:
+        raise _refused(error) from error
+    if problems:
+        raise _unsound(problems, destination)
+    console.print(f"{escape(destination)}: every file is as the manifest and the checkpoint say", soft_wrap=True)
+
+
+def _refused(error: ShardingError) -> PlanError:
+    return PlanError(str(error), (Finding("error", "shard", None, str(error), ""),))
 
 
 def _unsound(problems: tuple[Problem, ...], destination: str) -> PlanError:

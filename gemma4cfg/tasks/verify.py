@@ -19,6 +19,7 @@ from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.proof import show_case, show_drills, show_proof
 
 if TYPE_CHECKING:
+    from gemma4cfg.verify.meaning import Question
     from gemma4cfg.verify.place import Place
 
 PROOF_FILE = "verify.json"
@@ -38,26 +39,36 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
         config = search_plans(config).config
     plan = build_plan(config)
     write_json(directory / PLAN_FILE, plan.to_json())
-    from gemma4cfg.verify.place import place_of  # torch is not paid for by what is refused above
+    from gemma4cfg.verify.meaning import question_of  # torch is not paid for by what is refused above
+    from gemma4cfg.verify.place import place_of
 
     place = place_of(config.settings.verify.transport)
+    question = question_of(config, plan)
     with tempfile.TemporaryDirectory(prefix="gemma4cfg-verify-") as work:
         if config.settings.verify.matrix is not None:
             _matrix(config, directory, Path(work), place, console)
         elif config.settings.verify.inject is None:
-            _prove(config, plan.plan_id, directory, Path(work), place, console)
+            _prove(config, plan.plan_id, question, directory, Path(work), place, console)
         else:
             _drill(config, directory, Path(work), place, console)
     return plan.findings
 
 
-def _prove(config: Config, plan_id: str, directory: Path, work: Path, place: Place, console: Console) -> None:
+def _prove(
+    config: Config,
+    plan_id: str,
+    question: Question | None,
+    directory: Path,
+    work: Path,
+    place: Place,
+    console: Console,
+) -> None:
     from gemma4cfg.verify.proof import prepare, prove
     from gemma4cfg.verify.subject import subject_of
 
     choice = config.settings.verify
     prepared = prepare(subject_of(config), choice.steps, choice.seed, work, place)
-    proof = prove(prepared, work, place, spmd=choice.spmd)
+    proof = prove(prepared, work, place, spmd=choice.spmd, question=question)
     plain = {"plan_id": plan_id, "holds": proof.holds, **to_plain(proof)}
     if place.leads:
         write_json(directory / PROOF_FILE, plain)

@@ -12,6 +12,7 @@ from torch import Tensor
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.graphs import BufferGraphs
 from gemma4cfg.runtime.processes import RankProcesses
+from gemma4cfg.runtime.ranks import ForkedRanks
 from gemma4cfg.verify.faults import Fault
 from gemma4cfg.verify.observe import Observed, ObservedWorker
 from sharding.collectives.alone import Alone
@@ -30,14 +31,8 @@ class Ranks(Protocol):
     def observed(self) -> list[Observed]: ...
 
 
-class ForkedRanks:
+class WatchedRanks(ForkedRanks):
     """A process for each rank on this machine."""
-
-    def __init__(self, processes: RankProcesses) -> None:
-        self._processes = processes
-
-    def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        return self._first("run", graph, dict(inputs))
 
     def logits(self) -> Tensor:
         return self._first("logits")
@@ -49,13 +44,9 @@ class ForkedRanks:
     def observed(self) -> list[Observed]:
         return self._processes.call("observed")
 
-    def _first(self, method: str, *args: object) -> Tensor:
-        result: Tensor = self._processes.call(method, *args, results_of=(0,))[0]
-        return result
-
 
 @contextmanager
-def forked_ranks(plan: Plan, directory: Path, fault: Fault) -> Iterator[Ranks]:
+def watched_ranks(plan: Plan, directory: Path, fault: Fault) -> Iterator[Ranks]:
     """The ranks of ``plan``, loaded from the rank files in ``directory``. Raises RankError where one fails."""
 
     def make(rank: int, collectives: Collectives) -> ObservedWorker:
@@ -63,4 +54,4 @@ def forked_ranks(plan: Plan, directory: Path, fault: Fault) -> Iterator[Ranks]:
 
     BufferGraphs(plan, Alone())  # what it imports, every rank would import for itself: two seconds each
     with RankProcesses(make, plan.tp) as processes:
-        yield ForkedRanks(processes)
+        yield WatchedRanks(processes)

@@ -56,9 +56,9 @@ class Here:
             return running.result()
 
     def ranks(self, plan: Plan, directory: Path, fault: Fault) -> AbstractContextManager[Ranks]:
-        from gemma4cfg.verify.group import forked_ranks
+        from gemma4cfg.verify.group import watched_ranks
 
-        return forked_ranks(plan, directory, fault)
+        return watched_ranks(plan, directory, fault)
 
 
 class Torchrun:

@@ -15,18 +15,19 @@ from torch import Tensor
 
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.cut import write_rank_files
 from gemma4cfg.runtime.host.session import Session
 from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.verify.checks import proof_checks
 from gemma4cfg.verify.compare import layer_errors, stream_result
 from gemma4cfg.verify.faults import NO_FAULT, Fault
 from gemma4cfg.verify.logits import LogitsRunner
+from gemma4cfg.verify.meaning import Question, text_as_expected
 from gemma4cfg.verify.place import Place
 from gemma4cfg.verify.placements import placement_kinds
 from gemma4cfg.verify.records import Check, Proof
 from gemma4cfg.verify.reference_process import PromptRun, ReferenceJob, ReferenceResult, run_reference
 from gemma4cfg.verify.subject import Subject
-from sharding import reshard
 
 if TYPE_CHECKING:
     from gemma4cfg.verify.group import Ranks
@@ -98,9 +99,17 @@ class Preparations:
         return replace(self._made[key], subject=subject)
 
 
-def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT, spmd: bool = False) -> Proof:
+def prove(
+    prepared: Prepared,
+    work: Path,
+    place: Place,
+    fault: Fault = NO_FAULT,
+    spmd: bool = False,
+    question: Question | None = None,
+) -> Proof:
     """Cut the weights, run the plan on CPU ranks and compare it with the reference; ``fault`` is planted in the run. With
-    ``spmd`` every graph is exported as well, and has to be one program for all ranks.
+    ``spmd`` every graph is exported as well, and has to be one program for all ranks. A ``question`` is asked as well, and
+    its answer has to be as expected.
 
     ``work`` is a directory for rank files. Raises UserError where the weights are not those of the plan, RankError where a
     rank fails.
@@ -111,7 +120,7 @@ def prove(prepared: Prepared, work: Path, place: Place, fault: Fault = NO_FAULT,
     with clock.measure("ranks"), place.ranks(plan, ranks, fault) as group:
         logits, outputs = run_plan(plan, fault, group, ranks, reference.runs)
         observed = group.observed()
-    checks: list[Check] = []
+        checks = [text_as_expected(question, plan, group, ranks)] if question else []
     if spmd:
         with clock.measure("export"):
             checks.append(place.once(lambda: _one_program(plan, ranks)))
@@ -181,14 +190,5 @@ def _one_program(plan: Plan, ranks: Path) -> Check:
 def rank_files(plan: Plan, checkpoint: Path, work: Path) -> Path:
     """A new directory in ``work`` with the rank files of ``plan``, as the resharder makes them."""
     destination = tempfile.mkdtemp(prefix="ranks-", dir=work)
-    plain = plan.to_json()
-    reshard(
-        {"tensors": plain["tensors"], "rank_tensors": plain["rank_tensors"]},
-        plan.tp,
-        str(checkpoint),
-        destination,
-        plan.dtype,
-        names=plan.provenance["checkpoint_names"],
-        placement_id=plan.placement_id,
-    )
+    write_rank_files(plan, str(checkpoint), destination)
     return Path(destination)

@@ -36,10 +36,7 @@ class Session:
     """
 
     def __init__(self, plan: Plan, tables: HostTables, runner: Runner) -> None:
-        if not plan.graphs:
-            raise ConfigError(
-                f"recipe={plan.recipe} makes its own graphs: there is none here to run; e.g. recipe=model_builder"
-            )
+        check_graphs(plan)
         self.plan = plan
         self.tables = tables
         self._runner = runner
@@ -106,6 +103,14 @@ class Session:
         return dict(zip(tokens, finished, strict=True))
 
 
+def check_graphs(plan: Plan) -> None:
+    """Raises ConfigError for a plan whose stack makes its own graphs."""
+    if not plan.graphs:
+        raise ConfigError(
+            f"recipe={plan.recipe} makes its own graphs: there is none here to run; e.g. recipe=model_builder"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """``token_ids`` without the stop id that ended them; ``length`` is the limit that was asked for."""
@@ -118,6 +123,24 @@ OnToken = Callable[[int, int], None]
 """Called with the prompt's index and each new token, as soon as it is known; never with a stop id."""
 
 
+def check_generation(plan: Plan, lengths: Sequence[int], sampler: Sampler, max_new_tokens: int) -> None:
+    """Whether prompts of these ``lengths`` can be answered. Needs nothing but the plan.
+
+    Raises ConfigError for a plan without graphs, a prompt that does not fit with its new tokens, a limit below 1, and
+    sampling where the graph is greedy.
+    """
+    check_graphs(plan)
+    if max_new_tokens < 1:
+        raise ConfigError(f"generate.max_new_tokens={max_new_tokens}: 1 or above; e.g. generate.max_new_tokens=64")
+    if samples_on_device(plan) and not sampler.greedy:
+        raise ConfigError(
+            f"generate.temperature={sampler.temperature} with offload.sampling=device: the graph is greedy; "
+            "set generate.temperature=0, or offload.sampling=host"
+        )
+    for index, tokens in enumerate(lengths):
+        check_prompt(plan, 0, tokens, max_new_tokens, f"prompt {index}")
+
+
 def generate(
     session: Session,
     prompts: Sequence[Sequence[int]],
@@ -128,19 +151,12 @@ def generate(
 ) -> list[Generation]:
     """What follows each prompt (token ids), in order; as many at a time as the plan's batch, on streams that start anew.
 
-    Raises ConfigError for a prompt that does not fit with its new tokens, for a limit below 1, and for sampling where the
-    graph is greedy; UserError for ids outside the vocabulary. Every prompt is checked before the first is run.
+    Raises as ``check_generation``, and UserError for ids outside the vocabulary. Every prompt is checked before the first is
+    run.
     """
     plan = session.plan
-    if max_new_tokens < 1:
-        raise ConfigError(f"generate.max_new_tokens={max_new_tokens}: 1 or above; e.g. generate.max_new_tokens=64")
-    if samples_on_device(plan) and not sampler.greedy:
-        raise ConfigError(
-            f"generate.temperature={sampler.temperature} with offload.sampling=device: the graph is greedy; "
-            "set generate.temperature=0, or offload.sampling=host"
-        )
-    for index, prompt in enumerate(prompts):
-        check_prompt(plan, 0, len(prompt), max_new_tokens, f"prompt {index}")
+    check_generation(plan, [len(prompt) for prompt in prompts], sampler, max_new_tokens)
+    for prompt in prompts:
         session.tables.check(torch.tensor(prompt))
     texts: list[list[int]] = [[] for _ in prompts]
     reasons: dict[int, Literal["stop", "length"]] = {}

@@ -50,8 +50,7 @@ class HostTables:
                 "offload.per_layer_projection=host with offload.token_embedding=device: the host projects token embeddings; "
                 "set offload.token_embedding=host too, or offload.per_layer_projection=device"
             )
-        indexed = [plan.tensors[name]["shape"][0] for name in (EMBEDDING, PLE_TABLE) if name in plan.tensors]
-        common = (plan.numerics, getattr(torch, plan.dtype), min(indexed), len(plan.layers))
+        common = (plan.numerics, getattr(torch, plan.dtype), vocabulary_of(plan), len(plan.layers))
         if not names:
             return cls(*common, None, None, None)
         path = Path(directory) / HOST_FILE
@@ -131,6 +130,11 @@ class _Projection:
         mean_square = wide.pow(2).mean(-1, keepdim=True) + self.numerics.rms_norm_eps
         normed = wide * torch.pow(mean_square, -0.5) * self.norm.float()
         return (normed.to(rows.dtype) + rows) * ple.combine_scale
+
+
+def vocabulary_of(plan: Plan) -> int:
+    """Token ids that every table of the model has a row for."""
+    return min(int(plan.tensors[name]["shape"][0]) for name in (EMBEDDING, PLE_TABLE) if name in plan.tensors)
 
 
 def _header(path: Path, placement_id: str) -> Header:
