@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gemma4cfg.decode import decode
 from gemma4cfg.difference.plans import diff_plans
 from gemma4cfg.errors import ConfigError, UserError
 from gemma4cfg.sweeps.files import SWEEP_JSON
+from gemma4cfg.sweeps.row import Row
 from gemma4cfg.tasks.files import write_text
 from gemma4cfg.tasks.sides import plan_of
 from gemma4cfg.views.console import error_console, escape_unprintable
@@ -61,6 +63,8 @@ def run(arguments: Sequence[str]) -> Path:
         plan = plan_of(asked.path).to_json()
         text, beside = map_picture(plan) if picture else plan_page(plan), _directory(Path(asked.path))
     output: Path = asked.output or beside / REPORT_FILE
+    if output.is_dir():
+        raise ConfigError(f"{output}: a directory; name a file in it, e.g. {output / REPORT_FILE}")
     write_text(output, text)
     return output
 
@@ -73,9 +77,12 @@ def _sweep_file(path: Path) -> Path | None:
 
 
 def _jobs(path: Path) -> list[dict[str, Any]]:
+    """Rows in JSON form, each of the right form."""
     try:
         jobs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["jobs"]
-    except (ValueError, KeyError, TypeError) as error:
+        for job in jobs:
+            decode(Row, job, f"job {job['job']}")
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"{path}: no sweep ({error}); expected the {SWEEP_JSON} that -m writes") from error
     return jobs
 
@@ -94,7 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", nargs="?", metavar="PATH", help=f"{side}; or the directory of a sweep")
     parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="the difference of two such plans")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help=f"instead of {REPORT_FILE} beside the input; .svg: the map alone"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"instead of {REPORT_FILE} beside the input; .svg: the map alone",
     )
     return parser
 

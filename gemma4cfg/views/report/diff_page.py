@@ -38,7 +38,7 @@ def diff_context(diff: Mapping[str, Any], old: JsonPlan, new: JsonPlan) -> dict[
         "total": total(diff),
         "rebuild": list(sections(lambda console: show_rebuild(diff, console))) if changes else [],
         "sections": {title: tables for title, found in shown.items() if (tables := list(found))},
-        "findings": [edit for edit in of_part(changes, "findings") if edit["op"] in ("add", "remove")],
+        "findings": [edit for edit in of_part(changes, "findings") if edit["op"] != "move"],
         "device_bars": device_bars([(f"{side}, each of {plan['tp']}", plan) for side, plan in sides]),
         "host_bars": host_bars(sides),
         "maps": [(side, plan, layer_map(plan)) for side, plan in sides],

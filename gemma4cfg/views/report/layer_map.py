@@ -93,7 +93,7 @@ def _cells(plan: JsonPlan, layer: Mapping[str, Any], texts: dict[str, int]) -> I
             f"{_heads('KV head', kv_heads, attention['local_kv_heads'])}"
             + (f" ({attention['replication']} copies)" if attention["replication"] > 1 else ""),
         ]
-        if layer["mlp"]["intermediate"] and mlp:
+        if mlp:
             told.append(f"MLP columns {mlp[rank]} of {layer['mlp']['intermediate']}")
         if moe:
             told.append(f"experts {experts[rank]}" if experts else f"all {moe['experts']} experts")

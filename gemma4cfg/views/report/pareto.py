@@ -16,6 +16,10 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 640, 360, 64, 40
 """Of the drawing, in its own units; ``LEFT`` and ``BOTTOM`` are the axes' margins."""
 
 
+_STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
+"""Between powers of ten, where there are to be marks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """One job: a line from ``x`` to ``x_high`` at height ``y``; ``front``: no other job is better by both."""
@@ -54,9 +58,7 @@ def plots(rows: Sequence[JsonRow]) -> tuple[Plot, ...]:
             _plot("$ per million tokens", priced, lambda row: row["usd_per_million_tokens"]["high"], "${:.3g}".format)
         )
     if done:
-        found.append(
-            _plot("device bytes, all ranks", done, device_bytes, lambda size: gigabytes(round(size)))
-        )
+        found.append(_plot("device bytes, all ranks", done, device_bytes, lambda size: gigabytes(round(size))))
     return tuple(found)
 
 
@@ -122,9 +124,12 @@ class _Axis:
         return round(self.start + (math.log(value) - low) / (high - low) * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Powers of ten and their double and fivefold; where fewer than two lie on the axis, its ends."""
+        """Round figures, the finer the shorter the axis; its ends where too few are on it."""
         first = math.floor(math.log10(self.low / 1.05))
         last = math.ceil(math.log10(self.high * 1.05))
-        fine = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
-        shown = [value for value in fine if self.low / 1.05 <= value <= self.high * 1.05]
-        return shown if len(shown) >= 2 else [self.low] if self.low == self.high else [self.low, self.high]
+        for steps in _STEPS:
+            round_figures = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+            shown = [value for value in round_figures if self.low / 1.05 <= value <= self.high * 1.05]
+            if len(shown) >= 3:
+                return shown
+        return sorted({self.low, self.high})

@@ -37,6 +37,7 @@ def plan_context(plan: JsonPlan) -> dict[str, Any]:
         "groups": layer_groups(plan["layers"]),
         "device_bars": device_bars([(ranks, plan)]),
         "host_bars": host_bars([("", plan)]),
+        "prefill": sorted(plan["estimate"]["prefill_ms_by_bucket"].items(), key=lambda item: int(item[0])),
         "states": {graph["name"]: list(_states(graph)) for graph in plan["graphs"]},
     }
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemma4cfg.views.report import pareto
+from gemma4cfg.views.sweep import common_words
 
 JsonRow = Mapping[str, Any]
 
 
 def sweep_context(rows: Sequence[JsonRow]) -> dict[str, Any]:
     """The names that ``sweep.html`` reads, of a sweep's rows in JSON form."""
-    common = [word for word in (rows[0]["overrides"] if rows else ()) if all(word in row["overrides"] for row in rows)]
+    common = common_words(rows)
     done = [row for row in rows if row["status"] == "done"]
     reasons: dict[str, list[JsonRow]] = {}
     for row in rows:

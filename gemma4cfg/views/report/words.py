@@ -16,8 +16,12 @@ _ANCHOR = re.compile(r"@((?:graphs|calls)/[A-Za-z0-9_]+)")
 
 
 def span(value: Mapping[str, float] | None) -> str:
-    """A range in three digits; a dash for none."""
-    return "-" if value is None else f"{value['low']:.3g}–{value['high']:.3g}"
+    """A range in three digits, thousands in full; a dash for none."""
+    return "-" if value is None else f"{_figure(value['low'])}–{_figure(value['high'])}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def shape(value: list[int] | None) -> str:
