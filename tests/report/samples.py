@@ -58,9 +58,7 @@ def expected_labels(plan: dict[str, Any]) -> list[list[str]]:
     return [
         [
             f"q {index_runs(q) or '-'} kv {index_runs(kv) or '-'}"
-            for q, kv in zip(
-                layer["attention"]["q_heads_of_rank"], layer["attention"]["kv_heads_of_rank"], strict=True
-            )
+            for q, kv in zip(layer["attention"]["q_heads_of_rank"], layer["attention"]["kv_heads_of_rank"], strict=True)
         ]
         for layer in plan["layers"]
     ]

@@ -252,6 +252,17 @@ def test_a_theme_is_kept(visit: Any) -> None:
     assert brightness(page) < 0.5
 
 
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_bars_can_be_compared(viewport: dict[str, int], visit: Any) -> None:
+    """All begin at one place and are of one width, however long the words beside them are."""
+    page = visit("diff.html", viewport=viewport)
+    places = page.locator(".track").evaluate_all(
+        "tracks => tracks.map(track => { const box = track.getBoundingClientRect(); return [box.left, box.width]; })"
+    )
+    assert len(places) == 2 + 8
+    assert all(place == pytest.approx(places[0], abs=0.5) for place in places)
+
+
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_phone_scrolls_in_one_direction(name: str, visit: Any) -> None:
     page = visit(f"{name}.html", viewport=PHONE, has_touch=True, is_mobile=True)

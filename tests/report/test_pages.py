@@ -14,6 +14,7 @@ from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.views.diff.show import total
 from gemma4cfg.views.report.pages import diff_page, map_picture, plan_page, sweep_page
 from gemma4cfg.views.sizes import gigabytes
+from tests.cli.runs import ROOT
 from tests.report.samples import (
     DIFF,
     PLANS,
@@ -146,6 +147,12 @@ def test_a_sweep_without_any_plan() -> None:
     page = Page(sweep_page([row for row in rows_of_sweep() if row["status"] != "done"]))
     assert "done" not in page.tables
     assert "0 with a plan" in page.text
+
+
+def test_the_readmes_picture_is_what_comes_out() -> None:
+    """``python -m gemma4cfg.report "model=e4b tp=4" -o docs/e4b-tp4.svg`` makes it anew."""
+    stored = (ROOT / "docs" / "e4b-tp4.svg").read_text(encoding="utf-8")
+    assert stored == map_picture(plan("model=e4b tp=4"))
 
 
 @pytest.mark.parametrize("words", ["model=e4b tp=4", "model=31b tp=32"])

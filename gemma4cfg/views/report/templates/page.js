@@ -47,7 +47,9 @@
   document.addEventListener("focusout", (event) => { itemOf(event)?.removeAttribute("aria-describedby"); hide(); });
   document.addEventListener("scroll", () => {
     const item = document.activeElement?.closest?.("[data-tip], [data-text]");
-    if (item && !tip.hidden) show(item); else hide();
+    const at = item?.getBoundingClientRect();
+    if (at && !tip.hidden && at.bottom > 0 && at.top < innerHeight) show(item);
+    else hide();
   }, true);
 
   // One tab stop a group; arrows go on inside. A map moves by row and column.
