@@ -17,7 +17,7 @@ JsonRow = Mapping[str, Any]
 
 def show_sweep(rows: Sequence[JsonRow], console: Console) -> None:
     """Print the rows of a sweep in JSON form: what differs between the jobs, and what each comes to or why it cannot be."""
-    common = [word for word in (rows[0]["overrides"] if rows else ()) if all(word in row["overrides"] for row in rows)]
+    common = common_words(rows)
     counts = Counter(row["status"] for row in rows)
     told = ", ".join(f"{count} {status}" for status, count in counts.items())
     shared = "".join(f", {escape(word)}" for word in common)
@@ -36,6 +36,11 @@ def show_sweep(rows: Sequence[JsonRow], console: Console) -> None:
     for table in (planned, others):
         if table.row_count:
             console.print(table)
+
+
+def common_words(rows: Sequence[JsonRow]) -> list[str]:
+    """The overrides that every job has."""
+    return [word for word in (rows[0]["overrides"] if rows else ()) if all(word in row["overrides"] for row in rows)]
 
 
 def _figures(row: JsonRow) -> Iterator[str]:

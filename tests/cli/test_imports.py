@@ -64,6 +64,11 @@ def test_planning_imports_nothing_heavy(code: str, tmp_path: Path) -> None:
     assert not there & {*HEAVY, *DEVICE}
 
 
+def test_a_report_takes_templates_and_nothing_else_heavy(tmp_path: Path) -> None:
+    there = imported_by("from gemma4cfg.report import run\nrun(['model=e2b'])", tmp_path)
+    assert there & {*HEAVY, *DEVICE} == {"jinja2"}
+
+
 def test_plans_that_are_read_are_compared_without_hydra(tmp_path: Path) -> None:
     write_json(tmp_path / "plan.json", gemma4cfg.build_plan(gemma4cfg.load_config(["model=e2b"])).to_json())
     there = imported_by("from gemma4cfg.diff import run\nassert run(['plan.json', '.']) == 0", tmp_path)

@@ -53,6 +53,7 @@ def test_contents(wheel: Path) -> None:
     conf = ROOT / "conf"
     assert shipped == {str(path.relative_to(conf)) for path in conf.rglob("*") if path.is_file()}
     assert "gemma4cfg/plan/plan.schema.json" in names
+    assert {f"gemma4cfg/views/report/templates/{name}" for name in ("plan.html", "style.css", "map.svg")} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
 

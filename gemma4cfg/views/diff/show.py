@@ -24,7 +24,7 @@ def show_diff(diff: Mapping[str, Any], console: Console, every_tensor: bool = Fa
     show_choices(changes, console)
     show_layers(changes, console)
     show_tensors(diff["tensors"], console, every_tensor)
-    _rank_tensors(changes, console)
+    show_rank_tensors(changes, console)
     show_host(changes, console)
     show_calls(changes, console)
     show_figures(changes, console)
@@ -62,7 +62,7 @@ def _heading(diff: Mapping[str, Any], console: Console) -> None:
     console.print()
 
 
-def _rank_tensors(changes: list[Mapping[str, Any]], console: Console) -> None:
+def show_rank_tensors(changes: list[Mapping[str, Any]], console: Console) -> None:
     """Tensors that differ by rank and are in no checkpoint: how many came, went or changed."""
     table = plain_table(" ", "rank tensors", "number", "")
     for edit in of_part(changes, "rank_tensors"):
