@@ -79,7 +79,8 @@ class ShardChoice:
 
 @dataclass(frozen=True, slots=True)
 class VerifyChoice:
-    """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all."""
+    """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all.
+    ``backend``: the plan's own modules, or its exported programs as they are read back from disk."""
 
     layers: int | None = field(metadata=_POSITIVE)
     steps: int = field(metadata=_POSITIVE)
@@ -88,6 +89,18 @@ class VerifyChoice:
     spmd: bool
     inject: str | None
     matrix: Literal["covering", "full"] | None
+    backend: Literal["ranks", "artifact"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChoice:
+    """How ``task=compile`` makes programs. ``mirror`` is a second directory or fsspec URL for them, ``workdir`` the
+    compiler's own directory."""
+
+    backend: Literal["auto", "sdk", "export"]
+    explain: bool
+    mirror: str | None
+    workdir: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +121,7 @@ class Recipe:
 class Settings:
     """The plain keys, outside the groups that are looked up by name."""
 
-    task: Literal["plan", "shard", "verify"]
+    task: Literal["plan", "shard", "verify", "compile", "doctor"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
     swap_gib: int = field(metadata={"minimum": 0})
@@ -122,6 +135,7 @@ class Settings:
     offload: OffloadChoice
     shard: ShardChoice
     verify: VerifyChoice
+    compile: CompileChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,47 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a graph that is published to fail: ``operators`` as PyTorch names them, with an overload or without,
+    null for any; ``dtypes`` of its first operand, or of any tensor where ``operators`` is null. ``families``: null for all."""
+
+    operators: tuple[str, ...] | None
+    dtypes: tuple[str, ...] | None
+    what: str
+    package: str
+    versions: VersionRange
+    families: tuple[Family, ...] | None
+    effect: Literal["error", "warning", "info"]
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedCount:
+    count: int = field(metadata={"minimum": 1})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTile:
+    """What one instruction multiplies, in elements."""
+
+    contraction: int = field(metadata={"minimum": 1})
+    stationary: int = field(metadata={"minimum": 1})
+    moving: int = field(metadata={"minimum": 1})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """``instructions`` of one program; ``inputs`` that cross at every call; ``matmul_tile`` to estimate the former."""
+
+    instructions: SourcedCount
+    inputs: SourcedCount
+    matmul_tile: MatmulTile
+
+
+@dataclass(frozen=True, slots=True)
 class Api:
     """One interface to the compiler: its support per machine family (a family not named: absent), its default flags."""
 
@@ -86,7 +127,9 @@ class Stack:
     dtypes: dict[str, DtypeRule]
     kv_dtypes: dict[str, DtypeRule]
     estimates: Estimates
+    graph_limits: GraphLimits | None
     failures: dict[str, Failure]
+    operators: dict[str, Operator]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from gemma4cfg.config.schema import Config
+from gemma4cfg.config.schema import Config, ShardChoice
 from gemma4cfg.errors import ConfigError, PlanError
 from gemma4cfg.findings import Finding
+from gemma4cfg.plan.records import Plan
 from gemma4cfg.planner.build import build_plan
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.progress import shown_progress, summary
@@ -29,7 +30,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
 
     Raises UserError where there is no plan, the checkpoint or the files are unsound, or there is too little room; OSError.
     """
-    from sharding import ShardingError, check, reshard  # numpy is not paid for by a plan
+    from sharding import ShardingError, check  # numpy is not paid for by a plan
 
     checkpoint = config.checkpoint
     if checkpoint is None:
@@ -47,26 +48,37 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
                 f"{escape(destination)}: every file is as the manifest and the checkpoint say", soft_wrap=True
             )
         else:
-            plain = plan.to_json()
-            with shown_progress(console) as progress:
-                result = reshard(
-                    {"tensors": plain["tensors"], "rank_tensors": plain["rank_tensors"]},
-                    plan.tp,
-                    checkpoint.location,
-                    destination,
-                    plan.dtype,
-                    names=plan.provenance["checkpoint_names"],
-                    placement_id=plan.placement_id,
-                    mirror=choice.mirror,
-                    digests=choice.digests,
-                    progress=progress,
-                )
-            console.print(summary(result), soft_wrap=True)
-            console.print(escape(destination), style="dim", soft_wrap=True)
+            cut(plan, checkpoint.location, destination, choice, console)
     except ShardingError as error:
         raise PlanError(str(error), (Finding("error", "shard", None, str(error), ""),)) from error
     write_json(directory / PLAN_FILE, plan.to_json())
     return plan.findings
+
+
+def cut(plan: Plan, source: str, destination: str, choice: ShardChoice, console: Console) -> None:
+    """Write the rank files of ``plan``; what is complete there is kept. Raises PlanError where the source or what lies
+    there is unsound, OSError."""
+    from sharding import ShardingError, reshard
+
+    plain = plan.to_json()
+    try:
+        with shown_progress(console) as progress:
+            result = reshard(
+                {"tensors": plain["tensors"], "rank_tensors": plain["rank_tensors"]},
+                plan.tp,
+                source,
+                destination,
+                plan.dtype,
+                names=plan.provenance["checkpoint_names"],
+                placement_id=plan.placement_id,
+                mirror=choice.mirror,
+                digests=choice.digests,
+                progress=progress,
+            )
+    except ShardingError as error:
+        raise PlanError(str(error), (Finding("error", "shard", None, str(error), ""),)) from error
+    console.print(summary(result), soft_wrap=True)
+    console.print(escape(destination), style="dim", soft_wrap=True)
 
 
 def _unsound(problems: tuple[Problem, ...], destination: str) -> PlanError:
