@@ -13,24 +13,52 @@ class RankReadError(RuntimeError):
 
 
 @contextmanager
-def rankless() -> Iterator[None]:
-    """While it lasts, every process group refuses to say its rank, and so does torch.distributed.
+def rankless(*groups: Any) -> Iterator[None]:
+    """While it lasts, every process group refuses to say its rank, and so does torch.distributed; ``groups`` are further
+    objects that stand for one.
 
     The SDK's own tracing does not: its mocked groups answer 0, which is then baked into the program of all ranks.
     """
-    import torch.distributed as dist
+    import torch
 
-    held = [(dist, "get_rank"), (dist, "get_node_local_rank"), (dist.ProcessGroup, "rank")]
+    dist = torch.distributed  # the SDK puts another in its place while it traces
+    kinds = [dist.ProcessGroup] if isinstance(dist.ProcessGroup, type) else []
+    places = [(dist, "get_rank"), (dist, "get_node_local_rank"), *((one, "rank") for one in (*kinds, *groups))]
     # from __dict__: what getattr gives of a class of pybind is no method any more
-    places = [(owner, name, vars(owner)[name]) for owner, name in held if name in vars(owner)]
-    for owner, name, _ in places:
+    held = [(owner, name, vars(owner).get(name, _NOTHING)) for owner, name in places]
+    for owner, name, _ in held:
         setattr(owner, name, _refuse)
     try:
         yield
     finally:
-        for owner, name, value in places:
-            setattr(owner, name, value)
+        for owner, name, value in held:
+            if value is _NOTHING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
+
+@contextmanager
+def sdk_rankless() -> Iterator[None]:
+    """The same inside the SDK's parallel state: its tensor-parallel group refuses too, and what it remembers of a rank is
+    forgotten for as long."""
+    state: Any = sys.modules.get("neuronx_distributed.parallel_layers.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        with rankless():
+            yield
+        return
+    remembered = vars(state).get(_REMEMBERED)
+    setattr(state, _REMEMBERED, None)
+    try:
+        with rankless(state.get_tensor_model_parallel_group()):
+            yield
+    finally:
+        setattr(state, _REMEMBERED, remembered)
+
+
+_NOTHING = object()
+
+_REMEMBERED = "_MPU_TENSOR_MODEL_PARALLEL_RANK"
 
 _LOGS = "torch._logging"
 """Torch's structured log notes a rank beside every record; nothing of it comes near a graph."""

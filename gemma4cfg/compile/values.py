@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from gemma4cfg.compile.collectives import SdkCollectives
 from gemma4cfg.compile.modules import example_inputs, read_rank, zero_weights
+from gemma4cfg.compile.rankless import sdk_rankless
 from gemma4cfg.compile.state_check import check_aliases, check_buffers
 from gemma4cfg.errors import PlanError
 from gemma4cfg.plan.records import Graph, Plan
@@ -40,7 +42,24 @@ def make_module(plan: Plan, spelled: Mapping[str, Any]) -> RankModule:
         module = ParameterGraph(plan, named_graph(plan, spelled["graph"]["ref"]), collectives_of(plan))
     zero_weights(module)
     module.eval()
+    _refuse_ranks(module)
     return module
+
+
+def _refuse_ranks(module: nn.Module) -> None:
+    """Whatever the SDK traces of the module's call cannot have come to know a rank."""
+    open_ones: list[ExitStack] = []
+
+    def enter(*_: Any) -> None:
+        stack = ExitStack()
+        stack.enter_context(sdk_rankless())
+        open_ones.append(stack)
+
+    def leave(*_: Any) -> None:
+        open_ones.pop().close()
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)
 
 
 def check_module(plan: Plan, spelled: Mapping[str, Any], aliases: Mapping[str, int] | None) -> None:
