@@ -70,7 +70,7 @@ def export_module(module: RankModule, graph: Graph) -> Exported:
         else:
             program = torch.export.export(module, tuple(given.values()), strict=False)
     state = {port.name for port in graph.state}
-    constants = _baked(program, state)
+    constants = baked_values(program, state)
     _hollow_out(program, state)
     program.example_inputs = ((), inputs) if isinstance(module, BufferGraphs) else (tuple(inputs.values()), {})
     _rename_group(program.graph)
@@ -85,8 +85,8 @@ def program_text(graph: fx.Graph) -> str:
     )
 
 
-def _baked(program: ExportedProgram, state: set[str]) -> dict[str, Tensor]:
-    """Lifted tensors and buffers that are not the KV's."""
+def baked_values(program: ExportedProgram, state: set[str]) -> dict[str, Tensor]:
+    """Name to value: tensors lifted out of the code, and buffers, less those of ``state``."""
     stored = program.state_dict
     buffers = {name: stored[name] for name in program.graph_signature.buffers if name in stored}
     held = {**program.constants, **buffers}

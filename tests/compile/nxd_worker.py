@@ -1,6 +1,6 @@
 """One plan through the real open NxD sources, in a process of its own: prints what the HLO of each graph is, as JSON.
 
-    python -m tests.compile.nxd_worker NXD_SRC NEURON_DOUBLE OVERRIDES…
+python -m tests.compile.nxd_worker NXD_SRC NEURON_DOUBLE OVERRIDES…
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def tokens(subject: Any, artifact: Path, work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, runner in runners.items():
         session = Session(plan, HostTables.open(plan, files), runner)
-        prompts = {stream: [2 + (7 * stream + 3 * k) % 100 for k in range(n)] for stream, n in enumerate(subject.lengths)}
+        prompts = {
+            stream: [2 + (7 * stream + 3 * k) % 100 for k in range(n)] for stream, n in enumerate(subject.lengths)
+        }
         results = session.prefill(prompts)
         steps = []
         for _ in range(3):

@@ -21,7 +21,9 @@ class Seen:
     """Recorded objects: tensors as type and shape, modules by what they hold, results of earlier calls by number."""
 
     def __init__(self, calls: Recorded, artifact: Path, workdir: Path) -> None:
-        self._results = {id(result): number for number, (_, _, result) in reversed(list(enumerate(calls))) if result is not None}
+        self._results = {
+            id(result): number for number, (_, _, result) in reversed(list(enumerate(calls))) if result is not None
+        }
         self._roots = (artifact, workdir)
 
     def plain(self, value: Any) -> Any:
@@ -101,9 +103,7 @@ class Said:
             return {"call": self._numbers[int(rest[0])], **attribute}
         if head == "graphs":
             ports = getattr(self._graph(rest[0]), rest[1])
-            tensors = {
-                port.name: {"tensor": port.dtype, "shape": list(port.shape), "sum": 0} for port in ports
-            }
+            tensors = {port.name: {"tensor": port.dtype, "shape": list(port.shape), "sum": 0} for port in ports}
             return tensors if name == "kwargs" else list(tensors.values())
         if value["ref"] == "provenance/checkpoint":
             return str(self._checkpoint)
@@ -138,7 +138,11 @@ def state_form(graph: Graph) -> list[Any]:
 def module_form(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, BufferGraphs):
         kv = [one for name, one in module.named_buffers() if name.startswith(("key_", "value_"))]
-        return {"state": "buffer", "inputs": None, "kv": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in kv]}
+        return {
+            "state": "buffer",
+            "inputs": None,
+            "kv": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in kv],
+        }
     assert isinstance(module, ParameterGraph)
     kv = list(module.states)
     form: dict[str, Any] = {

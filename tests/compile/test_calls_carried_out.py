@@ -132,5 +132,7 @@ def test_what_is_called_is_what_the_plan_says(
     assert [api for api, _, _ in recorder.calls] == [one.plan.calls[index].api for index in once]
     for (_, given, _), index in zip(recorder.calls, once, strict=True):
         call = one.plan.calls[index]
-        expected = {name: said.plain(name, value) for name, value in call.args.items() if name not in BESIDE or name == "self"}
+        expected = {
+            name: said.plain(name, value) for name, value in call.args.items() if name not in BESIDE or name == "self"
+        }
         assert seen.plain(given) == expected, f"call {index}, {call.api}"

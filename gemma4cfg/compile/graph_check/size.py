@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, prod
+from math import ceil, sqrt
 
 from torch import Tensor, fx
 
-from gemma4cfg.compile.graph_check.subject import Subject, operands, operator, results
+from gemma4cfg.compile.graph_check.subject import Subject, operator, results
 from gemma4cfg.config.sdk import MatmulTile
 from gemma4cfg.findings import Finding
 
-_MATMULS = ("aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.einsum")
+_MATMULS = ("aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.einsum")
 
 
 def too_many_inputs(subject: Subject) -> Iterator[Finding]:
@@ -50,30 +50,31 @@ def instruction_count(subject: Subject) -> Iterator[Finding]:
 
 
 def tiles(node: fx.Node, tile: MatmulTile) -> int:
-    """Instructions of one matrix multiplication, [rows, contraction] by [contraction, columns], a batch of them; 0 of
-    another operator."""
-    if operator(node) not in _MATMULS or len(operands(node)) < 2:
+    """Instructions of one matrix multiplication, or of a batch of them; 0 of another operator."""
+    tensors = _factors(node)
+    if operator(node) not in _MATMULS or len(tensors) != 2:
         return 0
-    left, output = operands(node)[0], results(node)[0]
-    rows, columns = _sides(output)
-    contraction = _contraction(node, left)
-    batch = max(1, prod(output.shape[:-2])) if output.dim() > 2 and operator(node) != "aten.linear" else 1
-    if operator(node) == "aten.linear":
-        rows = prod(output.shape[:-1])
+    batch, rows, contraction, columns = _sizes(node, *tensors)
     moving, stationary = max(rows, columns), min(rows, columns)
-    return (
-        batch * ceil(contraction / tile.contraction) * ceil(stationary / tile.stationary) * ceil(moving / tile.moving)
-    )
+    each = ceil(contraction / tile.contraction) * ceil(stationary / tile.stationary) * ceil(moving / tile.moving)
+    return batch * each
 
 
-def _sides(output: Tensor) -> tuple[int, int]:
-    return (output.shape[-2], output.shape[-1]) if output.dim() > 1 else (1, output.shape[-1] if output.dim() else 1)
+def _sizes(node: fx.Node, left: Tensor, right: Tensor) -> tuple[int, int, int, int]:
+    """Of ``batch`` products [rows, contraction] by [contraction, columns]."""
+    output = results(node)[0]
+    if operator(node) == "aten.einsum":
+        # No index of the plan's is in all three tensors, so |left| x |right| = |output| x contraction squared.
+        contraction = round(sqrt(left.numel() * right.numel() / output.numel()))
+        return 1, left.numel() // contraction, contraction, right.numel() // contraction
+    contraction, columns = int(left.shape[-1]), int(output.shape[-1])
+    if operator(node) == "aten.linear" or left.dim() < 2 or right.dim() < 3:
+        return 1, output.numel() // columns, contraction, columns
+    rows = int(output.shape[-2])
+    return output.numel() // (rows * columns), rows, contraction, columns
 
 
-def _contraction(node: fx.Node, left: Tensor) -> int:
-    """Elements that one output element sums over."""
-    output, right = results(node)[0], operands(node)[1]
-    if operator(node) != "aten.einsum":
-        return int(left.shape[-1])
-    # |left| x |right| = |output| x contraction² x what is in all three; exact where nothing is, close enough elsewhere
-    return max(1, round((left.numel() * right.numel() / max(1, output.numel())) ** 0.5))
+def _factors(node: fx.Node) -> list[Tensor]:
+    """The tensors that are multiplied; one may be both."""
+    given = [item for arg in node.args for item in (arg if isinstance(arg, (list, tuple)) else [arg])]
+    return [tensor for item in given[:3] if isinstance(item, fx.Node) for tensor in results(item)][:2]
