@@ -1,5 +1,5 @@
 """The files under ``conf/``, read without composing: candidates for ``auto``, published models to name one by, and the
-facts that machines and releases name (``conf/chip``, ``conf/stack``, ``conf/failures``)."""
+facts that machines and releases name (``conf/chip``, ``conf/stack``, ``conf/failures``, ``conf/operators``)."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def decode_choice(kind: type[T], group: str, data: Mapping[str, Any]) -> T:
 
 
 def _with_facts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A machine names its chip, a release its stack, a stack its published failures; each is a file of that folder."""
-    for key in ("chip", "stack", "failures"):
+    """A machine names its chip, a release its stack, a stack its published failures and the operators that fail; each is a
+    file of that folder."""
+    for key in ("chip", "stack", "failures", "operators"):
         if isinstance(name := data.get(key), str):
             data = {**data, key: _with_facts(read_choice(key, name))}
     return data

@@ -89,7 +89,8 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class VerifyChoice:
-    """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all."""
+    """How ``task=verify`` proves a plan. ``steps`` in tokens; ``layers`` of a checkpoint, null for all.
+    ``backend``: the plan's own modules, or its exported programs as they are read back from disk."""
 
     dtype: Literal["float32", "bfloat16"]
     layers: int | None = field(metadata=_POSITIVE)
@@ -101,6 +102,7 @@ class VerifyChoice:
     matrix: Literal["covering", "full"] | None
     expect: str | None
     check_inputs: bool
+    backend: Literal["ranks", "artifact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,17 @@ class GenerateChoice:
     seed: int
     tools: str | None
     check_inputs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChoice:
+    """How ``task=compile`` makes programs. ``mirror`` is a second directory or fsspec URL for them, ``workdir`` the
+    compiler's own directory."""
+
+    backend: Literal["auto", "sdk", "export"]
+    explain: bool
+    mirror: str | None
+    workdir: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,7 @@ class Recipe:
 class Settings:
     """The plain keys, outside the groups that are looked up by name. Where ``tp`` is searched for, it is of no meaning."""
 
-    task: Literal["plan", "shard", "verify", "generate"]
+    task: Literal["plan", "shard", "verify", "generate", "compile", "doctor"]
     tp: int = field(metadata=_POSITIVE)
     dtype: Literal["auto", "bfloat16", "float32", "float16"]
     swap_gib: int = field(metadata={"minimum": 0})
@@ -151,6 +164,7 @@ class Settings:
     shard: ShardChoice
     verify: VerifyChoice
     generate: GenerateChoice
+    compile: CompileChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gemma4cfg.config.speeds import Estimates
@@ -56,6 +56,47 @@ class Failure:
     effect: Effect
     fix: str
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a graph that is published to fail: ``operators`` as PyTorch names them, with an overload or without,
+    null for any; ``dtypes`` of its first operand, or of any tensor where ``operators`` is null. ``families``: null for all."""
+
+    operators: tuple[str, ...] | None
+    dtypes: tuple[str, ...] | None
+    what: str
+    package: str
+    versions: VersionRange
+    families: tuple[Family, ...] | None
+    effect: Literal["error", "warning", "info"]
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedCount:
+    count: int = field(metadata={"minimum": 1})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTile:
+    """What one instruction multiplies, in elements."""
+
+    contraction: int = field(metadata={"minimum": 1})
+    stationary: int = field(metadata={"minimum": 1})
+    moving: int = field(metadata={"minimum": 1})
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """``instructions`` of one program; ``inputs`` that cross at every call; ``matmul_tile`` to estimate the former."""
+
+    instructions: SourcedCount
+    inputs: SourcedCount
+    matmul_tile: MatmulTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +156,9 @@ class Stack:
     estimates: Estimates
     build: Build | None
     health: HealthCheck | None
+    graph_limits: GraphLimits | None
     failures: dict[str, Failure]
+    operators: dict[str, Operator]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import Recipe
 from gemma4cfg.errors import ConfigError
 
-TASKS_WITH_KEYS = ("shard", "verify", "generate")
+TASKS_WITH_KEYS = ("shard", "verify", "generate", "compile")
 """Tasks that have a node of their own name."""
 
 
@@ -22,17 +22,8 @@ def refuse_unread_by_task(overrides: Sequence[str], task: str) -> None:
 
 def refuse_unread_by_matrix(overrides: Sequence[str], matrix: str | None) -> None:
     """Raises ConfigError for an override of what a matrix goes through by itself."""
-    varied = (
-        "tp",
-        "attention",
-        "moe",
-        "shapes",
-        "verify.inject",
-        "verify.layers",
-        "verify.spmd",
-        "verify.expect",
-        "checkpoint",
-    )
+    own = ("verify.inject", "verify.layers", "verify.spmd", "verify.expect", "verify.backend")
+    varied = ("tp", "attention", "moe", "shapes", "checkpoint", *own)
     for key in _keys(overrides) if matrix else ():
         if key.startswith(varied):
             raise ConfigError(f"{key} is never read: verify.matrix={matrix} goes through its own; leave it out")

@@ -123,7 +123,8 @@ def _generated(
     from gemma4cfg.runtime.text.tokenizer import Stream
 
     marks = [time.perf_counter()]
-    files = Path(write_rank_files(config, plan, console))
+    files = Path(destination_of(config, plan))
+    write_rank_files(config, plan, str(files), console)
     tables = HostTables.open(plan, files)
     if config.settings.generate.check_inputs:
         check_applied_scale(plan, tables, files)

@@ -37,7 +37,8 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     if config.settings.shard.check:
         _check(plan, checkpoint, destination_of(config, plan), console)
     else:
-        destination = write_rank_files(config, plan, console)
+        destination = destination_of(config, plan)
+        write_rank_files(config, plan, destination, console)
         console.print(escape(destination), style="dim", soft_wrap=True)
     write_json(directory / PLAN_FILE, plan.to_json())
     return plan.findings
@@ -57,12 +58,12 @@ def destination_of(config: Config, plan: Plan) -> str:
     return config.settings.output or str(SHARDS / plan.placement_id)
 
 
-def write_rank_files(config: Config, plan: Plan, console: Console) -> str:
-    """The plan's rank files, made or completed, and what was done in a line. Gives their directory. Raises as ``run``."""
+def write_rank_files(config: Config, plan: Plan, destination: str, console: Console) -> None:
+    """The plan's rank files in ``destination``, made or completed, and what was done in a line. Raises as ``run``."""
     from gemma4cfg.runtime.cut import write_rank_files as cut  # numpy is not paid for by a plan
     from sharding import ShardingError
 
-    destination, choice = destination_of(config, plan), config.settings.shard
+    choice = config.settings.shard
     try:
         with shown_progress(console) as progress:
             result = cut(
@@ -76,7 +77,6 @@ def write_rank_files(config: Config, plan: Plan, console: Console) -> str:
     except ShardingError as error:
         raise _refused(error) from error
     console.print(summary(result), soft_wrap=True)
-    return destination
 
 
 def _check(plan: Plan, checkpoint: Checkpoint, destination: str, console: Console) -> None:

@@ -16,11 +16,14 @@ from gemma4cfg.planner.build import build_plan
 from gemma4cfg.planner.search import search_plans
 from gemma4cfg.planner.unread import refuse_unread_by_matrix
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.views.compiled import show_compiled
 from gemma4cfg.views.proof import show_case, show_drills, show_proof
 
 if TYPE_CHECKING:
     from gemma4cfg.verify.meaning import Question
     from gemma4cfg.verify.place import Place
+    from gemma4cfg.verify.proof import Prepared
+    from gemma4cfg.verify.records import Proof
 
 PROOF_FILE = "verify.json"
 
@@ -68,7 +71,10 @@ def _prove(
 
     choice = config.settings.verify
     prepared = prepare(subject_of(config), choice.steps, choice.seed, work, place)
-    proof = prove(prepared, work, place, spmd=choice.spmd, question=question)
+    if choice.backend == "artifact":
+        proof = _prove_artifact(config, prepared, work, console)
+    else:
+        proof = prove(prepared, work, place, spmd=choice.spmd, question=question)
     plain = {"plan_id": plan_id, "holds": proof.holds, **to_plain(proof)}
     if place.leads:
         write_json(directory / PROOF_FILE, plain)
@@ -77,6 +83,31 @@ def _prove(
     if not proof.holds:
         findings = tuple(_finding(check.name, check.detail) for check in proof.failed)
         raise DisprovedError(f"the plan is disproved: {', '.join(check.name for check in proof.failed)}", findings)
+
+
+def _prove_artifact(config: Config, prepared: Prepared, work: Path, console: Console) -> Proof:
+    """The subject's graphs exported where they are not yet, and read back."""
+    from gemma4cfg.compile.artifacts import Artifacts
+    from gemma4cfg.compile.export_backend import ExportBackend, artifact_ranks
+    from gemma4cfg.compile.run import Work, compile_plan
+    from gemma4cfg.tasks.compile import artifact_root, sdk_of, target_of
+    from gemma4cfg.verify.artifact import prove_artifact, refuse_sampling
+    from gemma4cfg.verify.proof import rank_files
+
+    plan, root = prepared.subject.plan, artifact_root(config)
+    refuse_sampling(plan)
+    where = Work(Artifacts(root, None), root / ".workdir", None, False)
+    compiled = compile_plan(
+        plan,
+        ExportBackend(),
+        sdk_of(config, plan),
+        target_of(config, plan),
+        where,
+        lambda unit: show_compiled(to_plain(unit), console),
+    )
+    programs = {unit.name: Path(unit.directory) for unit in compiled}
+    ranks = rank_files(plan, prepared.checkpoint, work)
+    return prove_artifact(prepared, ranks, lambda files: artifact_ranks(plan, programs, files))
 
 
 def _drill(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:

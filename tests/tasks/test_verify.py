@@ -163,6 +163,8 @@ def test_real_widths(tmp_path: Path, model: str, layers: float) -> None:
     write_checkpoint(tmp_path / "checkpoint", config.model, 0, "bfloat16")
     stored = (tmp_path / "checkpoint" / "model.safetensors").stat().st_size
     assert stored > 2 * layers
-    done = run(f"checkpoint={tmp_path / 'checkpoint'}", *cut[3:], "task=verify", "verify.steps=2", cwd=tmp_path, timeout=900)
+    done = run(
+        f"checkpoint={tmp_path / 'checkpoint'}", *cut[3:], "task=verify", "verify.steps=2", cwd=tmp_path, timeout=900
+    )
     assert done.exit_code == 0, done.err
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 20 * 2**30

@@ -1,0 +1,112 @@
+"""``task=compile``: make the plan, carry its calls out as far as this machine can, and say what was not done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from gemma4cfg.config.schema import Config
+from gemma4cfg.config.sdk import Sdk
+from gemma4cfg.config.target import Target
+from gemma4cfg.errors import ConfigError
+from gemma4cfg.findings import Finding
+from gemma4cfg.plan.encode import to_plain
+from gemma4cfg.plan.records import Plan
+from gemma4cfg.planner.build import build_plan
+from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.tasks.shard import SHARDS, write_rank_files
+from gemma4cfg.views.compiled import show_compiled, show_not_done
+from sharding.files import is_url
+
+if TYPE_CHECKING:
+    from gemma4cfg.compile.backend import Backend
+    from gemma4cfg.compile.run import Compiled
+
+ARTIFACTS = Path("outputs") / "artifacts"
+COMPILE_FILE = "compile.json"
+
+
+def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
+    """Writes ``plan.json`` and ``compile.json`` into ``directory``, artifacts into ``output``, or under
+    ``outputs/artifacts``; with a checkpoint the rank files too, under ``outputs/shards``.
+
+    Raises UserError where there is no plan, a graph is known to fail on the target, or the SDK is asked for and not here.
+    """
+    plan = build_plan(config)
+    choice = config.settings.compile
+    root = artifact_root(config)
+    from gemma4cfg.compile.artifacts import Artifacts  # torch is not paid for by what is refused above
+    from gemma4cfg.compile.choose import backend_of
+    from gemma4cfg.compile.run import Work, compile_plan
+
+    backend = backend_of(plan, choice.backend, config.settings.checkpoint)
+    rank_files = None
+    if config.checkpoint is not None:
+        rank_files = SHARDS / plan.placement_id
+        write_rank_files(config, plan, str(rank_files), console)
+    write_json(directory / PLAN_FILE, plan.to_json())
+    work = Work(
+        artifacts=Artifacts(root, choice.mirror),
+        workdir=Path(choice.workdir) if choice.workdir else root / ".workdir",
+        rank_files=rank_files,
+        explain=choice.explain,
+    )
+    results: list[Compiled] = []
+
+    def done(result: Compiled) -> None:
+        results.append(result)
+        show_compiled(to_plain(result), console)
+
+    console.print(f"{backend.name}: {', '.join(f'{name} {found}' for name, found in backend.versions().items())}")
+    compile_plan(plan, backend, sdk_of(config, plan), target_of(config, plan), work, done)
+    undone = _not_done(plan, backend, rank_files)
+    show_not_done(undone, console)
+    plain = {
+        "plan_id": plan.plan_id,
+        "backend": backend.name,
+        "versions": dict(backend.versions()),
+        "units": to_plain(tuple(results)),
+        "not_done": list(undone),
+    }
+    write_json(directory / COMPILE_FILE, plain)
+    console.print(f"\n{directory / COMPILE_FILE}", style="dim", soft_wrap=True)
+    return (*plan.findings, *(finding for result in results for finding in result.findings))
+
+
+def _not_done(plan: Plan, backend: Backend, rank_files: Path | None) -> tuple[str, ...]:
+    """What the plan's calls ask for and was not carried out here, a sentence each."""
+    from gemma4cfg.compile.choose import NEEDS, has_device
+
+    undone = []
+    if backend.name == "export":
+        undone.append(
+            f"nothing was compiled for the device: {' and '.join(NEEDS[plan.recipe])} did not run; the programs are "
+            "torch.export's, of the same modules"
+        )
+    if rank_files is None:
+        undone.append("no rank files were cut and nothing was loaded: there is no checkpoint=DIR")
+    elif not has_device():
+        undone.append("nothing was loaded: there is no Neuron device on this machine")
+    return tuple(undone)
+
+
+def artifact_root(config: Config) -> Path:
+    """Where artifacts go. Raises ConfigError for an URL."""
+    output = config.settings.output
+    if output and is_url(output):
+        raise ConfigError(
+            f"output={output}: the compiler writes to local directories; leave output out and give compile.mirror={output}"
+        )
+    return Path(output) if output else ARTIFACTS
+
+
+def sdk_of(config: Config, plan: Plan) -> Sdk:
+    """The plan's release."""
+    return next(sdk for sdk in config.sdks if sdk.name == plan.sdk)
+
+
+def target_of(config: Config, plan: Plan) -> Target:
+    """The plan's machine."""
+    return next(target for target in (*config.targets, *config.known_targets) if target.name == plan.target)

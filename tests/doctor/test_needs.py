@@ -1,0 +1,254 @@
+"""Fake machines: one that passes, and one for each need that fails."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemma4cfg import build_plan, load_config
+from gemma4cfg.config.catalog import decode_choice, read_choice
+from gemma4cfg.config.sdk import Sdk
+from gemma4cfg.config.target import GIB, Target
+from gemma4cfg.doctor.machine import Machine, failed_modules, read_machine
+from gemma4cfg.doctor.needs import Line, Visit, examine
+from gemma4cfg.doctor.tokenizer import Tokenizer, read_tokenizer
+from gemma4cfg.plan.records import Plan
+
+ALIVE = Tokenizer((17534, 1902), (1, 1), "<bos><|turn>user\nhello<turn|>\n<|turn>model\n", None)
+
+
+@functools.cache
+def plan(*overrides: str) -> Plan:
+    return build_plan(load_config(["model=12b", "tp=2", "target=inf2.8xlarge", *overrides]))
+
+
+def release() -> Sdk:
+    return decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28"))
+
+
+def fit() -> Machine:
+    """An inf2.8xlarge of SDK 2.28's image."""
+    return Machine(
+        packages={name: f"{pin}.0" if name == "neuronx-cc" else pin for name, pin in release().pins.items()},
+        programs={"neuronx-cc": "/opt/v/bin/neuronx-cc", "libneuronpjrt-path": "/opt/v/bin/libneuronpjrt-path"},
+        devices=1,
+        busy=(),
+        memory_bytes=128 * GIB,
+        swap_bytes=0,
+        scratch={"outputs": 500 * 10**9},
+        compile_cache="/var/tmp/neuron-compile-cache",
+        failed_modules=(),
+        virtual_environment="aws_neuronx_venv_pytorch_2_8_nxd_inference",
+        environments=("aws_neuronx_venv_pytorch_2_8_nxd_inference",),
+        used_ports=(),
+    )
+
+
+def lines(machine: Machine, tokenizer: Tokenizer | None = ALIVE, of: Plan | None = None) -> tuple[Line, ...]:
+    target = decode_choice(Target, "target", read_choice("target", "inf2.8xlarge"))
+    return examine(Visit(of or plan(), release(), target, machine, tokenizer))
+
+
+def without(packages: dict[str, str] | None = None, **changed: object) -> Machine:
+    """The fit machine, otherwise."""
+    machine = replace(fit(), **changed)  # type: ignore[arg-type]
+    if packages:
+        kept = {name: found for name, found in {**machine.packages, **packages}.items() if found}
+        machine = replace(machine, packages=kept)
+    return machine
+
+
+def test_a_fit_machine_passes() -> None:
+    assert {line.status for line in lines(fit())} == {"ok"}
+    assert {line.remedy for line in lines(fit())} == {""}
+
+
+@pytest.mark.parametrize(
+    ("machine", "need", "status", "found", "remedy"),
+    [
+        pytest.param(
+            without({"torch-neuronx": ""}),
+            "package",
+            "missing",
+            "torch-neuronx absent",
+            "pip install",
+            id="package_absent",
+        ),
+        pytest.param(
+            without({"neuronx-cc": "2.26.6360"}),
+            "package",
+            "missing",
+            "neuronx-cc 2.26.6360",
+            "2.23.6484",
+            id="package_other",
+        ),
+        pytest.param(
+            without({"neuronx-distributed": "0.1"}),
+            "package",
+            "missing",
+            "neuronx-distributed 0.1",
+            "extra-index",
+            id="old",
+        ),
+        pytest.param(
+            without({"torch-neuronx": "1.0"}),
+            "package",
+            "missing",
+            "PyPI's empty placeholder",
+            "extra-index",
+            id="placeholder",
+        ),
+        pytest.param(
+            without({"aws-neuronx-runtime-lib": "2.33.10"}),
+            "package",
+            "missing",
+            "2.33.10",
+            "apt-get",
+            id="runtime_other",
+        ),
+        pytest.param(
+            without({"transformers": "5.24.0"}), "package", "warning", "5.24.0", "5.13.0", id="transformers_other"
+        ),
+        pytest.param(
+            without(programs={"libneuronpjrt-path": "/x"}),
+            "compiler",
+            "missing",
+            "neuronx-cc: not on PATH",
+            "export PATH=/opt/aws_neuronx_venv_pytorch_2_8_nxd_inference/bin",
+            id="compiler_off_path",
+        ),
+        pytest.param(
+            without(programs={"neuronx-cc": "/x"}),
+            "compiler",
+            "missing",
+            "libneuronpjrt-path",
+            "export PATH",
+            id="pjrt_path",
+        ),
+        pytest.param(without(devices=0), "cores", "missing", "no /dev/neuron*", "inf2.8xlarge", id="no_device"),
+        pytest.param(without(busy=("4711",)), "cores", "missing", "process 4711", "stop it", id="cores_held"),
+        pytest.param(
+            without(memory_bytes=16 * GIB),
+            "memory to load",
+            "missing",
+            "17.2 GB and 0.0 GB of swap",
+            "swapon",
+            id="memory",
+        ),
+        pytest.param(
+            without(memory_bytes=26 * GIB, swap_bytes=4 * GIB, scratch={"outputs": 10**12}),
+            "memory to compile",
+            "ok",
+            "32.2 GB with swap",
+            "",
+            id="swap_counts",
+        ),
+        pytest.param(
+            without(memory_bytes=24 * GIB),
+            "memory to compile",
+            "warning",
+            "25.8 GB with swap",
+            "larger host",
+            id="compile",
+        ),
+        pytest.param(
+            without(scratch={"/tmp": 10**9}), "scratch space", "missing", "/tmp: 1.0 GB free", "output=DIR", id="disk"
+        ),
+        pytest.param(
+            without(failed_modules=("MODULE_1",)),
+            "compile cache",
+            "missing",
+            "MODULE_1",
+            "rm -r /var/tmp",
+            id="cached_failure",
+        ),
+        pytest.param(
+            without(virtual_environment="venv"),
+            "virtual environment",
+            "warning",
+            "venv runs",
+            "export PATH=/opt/aws_neuronx_venv_pytorch_2_8_nxd_inference/bin",
+            id="other_environment",
+        ),
+        pytest.param(
+            without(virtual_environment=None, environments=()),
+            "virtual environment",
+            "warning",
+            "none runs",
+            "an image of neuron-2.28",
+            id="no_environment",
+        ),
+        pytest.param(without(used_ports=(29500,)), "port", "warning", "29500 is in use", "MASTER_PORT", id="port"),
+    ],
+)
+def test_a_need_that_is_not_met(machine: Machine, need: str, status: str, found: str, remedy: str) -> None:
+    answers = [line for line in lines(machine) if line.need == need and found in line.found]
+    assert [line.status for line in answers] == [status]
+    assert remedy in answers[0].remedy
+    assert status == "ok" or answers[0].remedy
+    others = {line.need for line in lines(machine) if line.status == "missing"} - {need}
+    assert others <= {"memory to load"}, "nothing else is blamed"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "need", "found"),
+    [
+        pytest.param(Tokenizer((), (), None, "no tokenizer.json"), "tokenizer", "no tokenizer.json", id="file"),
+        pytest.param(replace(ALIVE, words=(3,)), "tokenizer", "'hello world' becomes [3]", id="one_unknown"),
+        pytest.param(replace(ALIVE, markers=(7, 7)), "tokenizer", "[7, 7] tokens", id="literal_markers"),
+        pytest.param(replace(ALIVE, template=None), "chat template", "absent", id="no_template"),
+        pytest.param(
+            replace(ALIVE, template="<start_of_turn>user"), "chat template", "another model", id="old_template"
+        ),
+    ],
+)
+def test_a_dead_tokenizer(tokenizer: Tokenizer, need: str, found: str) -> None:
+    missing = [line for line in lines(fit(), tokenizer) if line.status == "missing"]
+    assert [line.need for line in missing] == [need]
+    assert found in missing[0].found
+    assert missing[0].remedy.startswith("copy tokenizer.json")
+
+
+def test_without_a_checkpoint_the_tokenizer_is_not_looked_at() -> None:
+    answers = [line for line in lines(fit(), None) if line.status != "ok"]
+    assert [(line.need, line.status, line.remedy) for line in answers] == [
+        ("tokenizer", "not looked at", "checkpoint=DIR")
+    ]
+
+
+def test_a_core_each_takes_two() -> None:
+    """Two traces on a core each take two cores at tp=1."""
+    of = plan("model=e2b", "tp=1", "recipe=trace", "recipe.placement=core_each")
+    found = next(line.found for line in lines(fit(), of=of) if line.need == "cores")
+    assert found == "2 cores, none in use; the plan takes 2"
+
+
+def test_too_few_cores() -> None:
+    of = plan("model=31b", "tp=8", "target=inf2.24xlarge")
+    found = next(line for line in lines(fit(), of=of) if line.need == "cores")
+    assert (found.status, found.found, found.remedy) == ("missing", "2 cores, the plan takes 8", "run on inf2.24xlarge")
+
+
+def test_this_machine_can_be_read(tmp_path: Path) -> None:
+    machine = read_machine(("torch", "torch-neuronx"), (tmp_path / "not" / "yet",))
+    assert machine.memory_bytes > 0
+    assert "torch" in machine.packages
+    assert list(machine.scratch) == [str(tmp_path / "not" / "yet")]
+
+
+def test_a_cached_failure_is_a_log_without_a_program(tmp_path: Path) -> None:
+    for name, files in {"MODULE_1": ("model.log",), "MODULE_2": ("model.log", "model.neff"), "MODULE_3": ()}.items():
+        (tmp_path / "neuronxcc-2" / name).mkdir(parents=True)
+        for file in files:
+            (tmp_path / "neuronxcc-2" / name / file).touch()
+    assert failed_modules(tmp_path) == ("MODULE_1",)
+    assert failed_modules(tmp_path / "absent") == ()
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
+    assert read_tokenizer(str(tmp_path)).trouble == f"{tmp_path}: no tokenizer.json"
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert read_tokenizer(str(tmp_path)).trouble
