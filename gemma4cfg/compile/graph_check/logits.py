@@ -11,7 +11,6 @@ from gemma4cfg.architecture.inventory import EMBEDDING
 from gemma4cfg.compile.graph_check.subject import Subject, operator, results
 from gemma4cfg.findings import Finding
 
-
 _HEADS = ("p_lm_head_weight", "p_model_embed_tokens_weight")
 """What an exported program calls the head's weight, its own or the embedding's."""
 
