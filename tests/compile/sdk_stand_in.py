@@ -377,7 +377,7 @@ def _version_two(recorder: Recorder) -> ModuleType:
             recorder.note("neuronx_distributed.NxDModel.save", given, None)
 
         @staticmethod
-        def load(path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:
+        def load(path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:  # noqa: ARG004
             if Path(path_to_model).read_text() != VERSION:
                 raise ValueError("not written by save")
             return recorder.note("neuronx_distributed.NxDModel.load", {"path_to_model": path_to_model}, NxDModel())
