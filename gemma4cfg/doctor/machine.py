@@ -99,10 +99,10 @@ def _holders() -> tuple[str, ...]:
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            target = os.readlink(link)
+            target = link.readlink()
         except OSError:
             continue
-        if target.startswith("/dev/neuron"):
+        if str(target).startswith("/dev/neuron"):
             found.add(link.parts[2])
     return tuple(sorted(found, key=int))
 

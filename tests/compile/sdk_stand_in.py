@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001, ARG002 -- signatures are the SDK's
+# ruff: noqa: ARG001, ARG002, ARG004 -- signatures are the SDK's
 """A recording stand-in for the SDK's public surface: it compiles nothing, runs a module once where the SDK would trace it,
 and raises where the named API is documented, or was seen, to raise. It says of itself that it is one.
 

@@ -70,21 +70,48 @@ def test_a_fit_machine_passes() -> None:
     ("machine", "need", "status", "found", "remedy"),
     [
         pytest.param(
-            without({"torch-neuronx": ""}), "package", "missing", "torch-neuronx absent", "pip install", id="package_absent"
+            without({"torch-neuronx": ""}),
+            "package",
+            "missing",
+            "torch-neuronx absent",
+            "pip install",
+            id="package_absent",
         ),
         pytest.param(
-            without({"neuronx-cc": "2.26.6360"}), "package", "missing", "neuronx-cc 2.26.6360", "2.23.6484", id="package_other"
+            without({"neuronx-cc": "2.26.6360"}),
+            "package",
+            "missing",
+            "neuronx-cc 2.26.6360",
+            "2.23.6484",
+            id="package_other",
         ),
         pytest.param(
-            without({"neuronx-distributed": "0.1"}), "package", "missing", "neuronx-distributed 0.1", "extra-index", id="old"
+            without({"neuronx-distributed": "0.1"}),
+            "package",
+            "missing",
+            "neuronx-distributed 0.1",
+            "extra-index",
+            id="old",
         ),
         pytest.param(
-            without({"torch-neuronx": "1.0"}), "package", "missing", "PyPI's empty placeholder", "extra-index", id="placeholder"
+            without({"torch-neuronx": "1.0"}),
+            "package",
+            "missing",
+            "PyPI's empty placeholder",
+            "extra-index",
+            id="placeholder",
         ),
         pytest.param(
-            without({"aws-neuronx-runtime-lib": "2.33.10"}), "package", "missing", "2.33.10", "apt-get", id="runtime_other"
+            without({"aws-neuronx-runtime-lib": "2.33.10"}),
+            "package",
+            "missing",
+            "2.33.10",
+            "apt-get",
+            id="runtime_other",
         ),
-        pytest.param(without({"transformers": "5.24.0"}), "package", "warning", "5.24.0", "5.13.0", id="transformers_other"),
+        pytest.param(
+            without({"transformers": "5.24.0"}), "package", "warning", "5.24.0", "5.13.0", id="transformers_other"
+        ),
         pytest.param(
             without(programs={"libneuronpjrt-path": "/x"}),
             "compiler",
@@ -94,12 +121,22 @@ def test_a_fit_machine_passes() -> None:
             id="compiler_off_path",
         ),
         pytest.param(
-            without(programs={"neuronx-cc": "/x"}), "compiler", "missing", "libneuronpjrt-path", "export PATH", id="pjrt_path"
+            without(programs={"neuronx-cc": "/x"}),
+            "compiler",
+            "missing",
+            "libneuronpjrt-path",
+            "export PATH",
+            id="pjrt_path",
         ),
         pytest.param(without(devices=0), "cores", "missing", "no /dev/neuron*", "inf2.8xlarge", id="no_device"),
         pytest.param(without(busy=("4711",)), "cores", "missing", "process 4711", "stop it", id="cores_held"),
         pytest.param(
-            without(memory_bytes=16 * GIB), "memory to load", "missing", "17.2 GB and 0.0 GB of swap", "swapon", id="memory"
+            without(memory_bytes=16 * GIB),
+            "memory to load",
+            "missing",
+            "17.2 GB and 0.0 GB of swap",
+            "swapon",
+            id="memory",
         ),
         pytest.param(
             without(memory_bytes=26 * GIB, swap_bytes=4 * GIB, scratch={"outputs": 10**12}),
@@ -110,11 +147,23 @@ def test_a_fit_machine_passes() -> None:
             id="swap_counts",
         ),
         pytest.param(
-            without(memory_bytes=24 * GIB), "memory to compile", "warning", "25.8 GB with swap", "larger host", id="compile"
+            without(memory_bytes=24 * GIB),
+            "memory to compile",
+            "warning",
+            "25.8 GB with swap",
+            "larger host",
+            id="compile",
         ),
-        pytest.param(without(scratch={"/tmp": 10**9}), "scratch space", "missing", "/tmp: 1.0 GB free", "output=DIR", id="disk"),
         pytest.param(
-            without(failed_modules=("MODULE_1",)), "compile cache", "missing", "MODULE_1", "rm -r /var/tmp", id="cached_failure"
+            without(scratch={"/tmp": 10**9}), "scratch space", "missing", "/tmp: 1.0 GB free", "output=DIR", id="disk"
+        ),
+        pytest.param(
+            without(failed_modules=("MODULE_1",)),
+            "compile cache",
+            "missing",
+            "MODULE_1",
+            "rm -r /var/tmp",
+            id="cached_failure",
         ),
         pytest.param(
             without(virtual_environment="venv"),
@@ -151,7 +200,9 @@ def test_a_need_that_is_not_met(machine: Machine, need: str, status: str, found:
         pytest.param(replace(ALIVE, words=(3,)), "tokenizer", "'hello world' becomes [3]", id="one_unknown"),
         pytest.param(replace(ALIVE, markers=(7, 7)), "tokenizer", "[7, 7] tokens", id="literal_markers"),
         pytest.param(replace(ALIVE, template=None), "chat template", "absent", id="no_template"),
-        pytest.param(replace(ALIVE, template="<start_of_turn>user"), "chat template", "another model", id="old_template"),
+        pytest.param(
+            replace(ALIVE, template="<start_of_turn>user"), "chat template", "another model", id="old_template"
+        ),
     ],
 )
 def test_a_dead_tokenizer(tokenizer: Tokenizer, need: str, found: str) -> None:
@@ -163,7 +214,9 @@ def test_a_dead_tokenizer(tokenizer: Tokenizer, need: str, found: str) -> None:
 
 def test_without_a_checkpoint_the_tokenizer_is_not_looked_at() -> None:
     answers = [line for line in lines(fit(), None) if line.status != "ok"]
-    assert [(line.need, line.status, line.remedy) for line in answers] == [("tokenizer", "not looked at", "checkpoint=DIR")]
+    assert [(line.need, line.status, line.remedy) for line in answers] == [
+        ("tokenizer", "not looked at", "checkpoint=DIR")
+    ]
 
 
 def test_a_core_each_takes_two() -> None:

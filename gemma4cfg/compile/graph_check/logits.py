@@ -11,7 +11,6 @@ from gemma4cfg.architecture.inventory import EMBEDDING
 from gemma4cfg.compile.graph_check.subject import Subject, operator, results
 from gemma4cfg.findings import Finding
 
-
 _HEADS = ("p_lm_head_weight", "p_model_embed_tokens_weight")
 """What an exported program calls the head's weight, its own or the embedding's."""
 
@@ -27,7 +26,8 @@ def logits_of_all_rows(subject: Subject) -> Iterator[Finding]:
                 "error",
                 "logits_of_all_rows",
                 node,
-                f"{rows} rows of logits, {subject.plan.shapes.batch} are read: with a cap in the graph they overflow (NCC_INLA001)",
+                f"{rows} rows of logits, {subject.plan.shapes.batch} are read; with a cap in the graph they overflow "
+                "(NCC_INLA001)",
                 "take each stream's last row before the head",
             )
 
