@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gemma4cfg.compile import values
 from gemma4cfg.compile.modules import state_names
@@ -192,11 +193,15 @@ def _builder(carry: CarryOut, call: Call) -> Any:
 
 
 def _instance(carry: CarryOut, call: Call) -> Any:
-    """A ``BaseModelInstance`` that builds the module where it is asked to, inside the builder's parallel state, and names its
-    Parameters as they are then."""
     spelled, aliases = call.args["module_cls"], call.args["input_output_aliases"]
     values.check_module(carry.plan, spelled, aliases)
-    base = imported(call.api)
+    return instance_of(carry.plan, spelled, aliases)
+
+
+def instance_of(plan: Plan, spelled: Mapping[str, Any], aliases: Mapping[str, int]) -> Any:
+    """A ``BaseModelInstance`` that builds the module where it is asked to, inside the builder's parallel state, and names its
+    Parameters as they are then."""
+    base = imported("neuronx_distributed.trace.model_builder.BaseModelInstance")
 
     class RankInstance(base):  # type: ignore[misc,valid-type]
         def load_module(self) -> None:
@@ -206,7 +211,7 @@ def _instance(carry: CarryOut, call: Call) -> Any:
             self.input_output_aliases = [values.aliases_of(self.module, aliases)]
             return self.module, self.input_output_aliases[0]
 
-    return RankInstance(module_cls=lambda: values.make_module(carry.plan, spelled), input_output_aliases=aliases)
+    return RankInstance(module_cls=lambda: values.make_module(plan, spelled), input_output_aliases=aliases)
 
 
 def _on_device(carry: CarryOut, call: Call) -> Any:
@@ -214,9 +219,12 @@ def _on_device(carry: CarryOut, call: Call) -> Any:
 
 
 def _names_of(carry: CarryOut, call: Call) -> tuple[str, ...]:
-    """The names of a module's weights."""
-    module = carry.resolve(call.args["self"])
-    ports = {port.name for graph in carry.plan.graphs for port in graph.state}
+    return weight_names_of(carry.plan, carry.resolve(call.args["self"]))
+
+
+def weight_names_of(plan: Plan, module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's weights: of all that it holds, less its KV."""
+    ports = {port.name for graph in plan.graphs for port in graph.state}
     state = {*state_names(module), *ports}
     return tuple(name for name in module.state_dict() if name not in state)
 

@@ -33,7 +33,7 @@ def graph_module(plan: Plan, graph: Graph, collectives: Collectives) -> RankModu
     return ParameterGraph(plan, graph, collectives)
 
 
-def state_names(module: RankModule) -> tuple[str, ...]:
+def state_names(module: nn.Module) -> tuple[str, ...]:
     """Parameters of the module that hold KV, in the ports' order: no rank file has them."""
     return tuple(name for name, _ in module.named_parameters() if name.startswith("states."))
 

@@ -52,11 +52,11 @@ class _Apart:
 
     def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
         for rank, hand_over in enumerate(self._hand_overs):
-            hand_over.before(graph, inputs, {name: _states(one, rank) for name, one in self._programs.items()})
+            hand_over.before(graph, inputs, {name: states_of(one, rank) for name, one in self._programs.items()})
         return _first(self._programs[graph](*(inputs[name] for name in self._names[graph])))
 
 
-def _states(program: Any, rank: int) -> Sequence[Tensor]:
+def states_of(program: Any, rank: int) -> Sequence[Tensor]:
     """The KV of a program on one rank, in the ports' order; read anew each time, since the first call swaps the tensors."""
     owner = program.models[rank] if hasattr(program, "models") else program
     parameters = owner.states._parameters

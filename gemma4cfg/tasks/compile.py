@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from gemma4cfg.compile.script import render
 from gemma4cfg.config.schema import Config
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from gemma4cfg.compile.run import Compiled
 
 ARTIFACTS = Path("outputs") / "artifacts"
-COMPILE_FILE = "compile.json"
+COMPILE_FILE, SCRIPT_FILE = "compile.json", "compile.py"
 
 
 def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
-    """Writes ``plan.json`` and ``compile.json`` into ``directory``, artifacts into ``output``, or under
+    """Writes ``plan.json``, ``compile.json`` and ``compile.py`` into ``directory``, artifacts into ``output``, or under
     ``outputs/artifacts``; with a checkpoint the rank files too, under ``outputs/shards``.
 
     Raises UserError where there is no plan, a graph is known to fail on the target, or the SDK is asked for and not here.
@@ -47,6 +48,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
         rank_files = SHARDS / plan.placement_id
         write_rank_files(config, plan, str(rank_files), console)
     write_json(directory / PLAN_FILE, plan.to_json())
+    (directory / SCRIPT_FILE).write_text(render(plan), encoding="utf-8")
     work = Work(
         artifacts=Artifacts(root, choice.mirror),
         workdir=Path(choice.workdir) if choice.workdir else root / ".workdir",
@@ -71,7 +73,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
         "not_done": list(undone),
     }
     write_json(directory / COMPILE_FILE, plain)
-    console.print(f"\n{directory / COMPILE_FILE}", style="dim", soft_wrap=True)
+    console.print(f"\n{directory / COMPILE_FILE}\n{directory / SCRIPT_FILE}", style="dim", soft_wrap=True)
     return (*plan.findings, *(finding for result in results for finding in result.findings))
 
 

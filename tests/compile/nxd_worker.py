@@ -117,7 +117,7 @@ def tokens(subject: Any, artifact: Path, work: Path) -> dict[str, Any]:
     from sharding.collectives.alone import Alone
 
     if subject.plan.recipe == "trace":
-        sdk_runner._states = live_states
+        sdk_runner.states_of = live_states
     plan = subject.plan
     files = rank_files(plan, subject.weights(0, work), work)
     backend = SdkBackend(plan.recipe, None)

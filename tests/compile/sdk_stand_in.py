@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001, ARG002 -- signatures are the SDK's
+# ruff: noqa: ARG001, ARG002, ARG004 -- signatures are the SDK's
 """A recording stand-in for the SDK's public surface: it compiles nothing, runs a module once where the SDK would trace it,
 and raises where the named API is documented, or was seen, to raise. It says of itself that it is one.
 
@@ -377,7 +377,7 @@ def _version_two(recorder: Recorder) -> ModuleType:
             recorder.note("neuronx_distributed.NxDModel.save", given, None)
 
         @staticmethod
-        def load(path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:  # noqa: ARG004
+        def load(path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:
             if Path(path_to_model).read_text() != VERSION:
                 raise ValueError("not written by save")
             return recorder.note("neuronx_distributed.NxDModel.load", {"path_to_model": path_to_model}, NxDModel())

@@ -26,7 +26,7 @@ def logits_of_all_rows(subject: Subject) -> Iterator[Finding]:
                 "error",
                 "logits_of_all_rows",
                 node,
-                f"{rows} rows of logits, {subject.plan.shapes.batch} are read: with a cap in the graph they overflow "
+                f"{rows} rows of logits, {subject.plan.shapes.batch} are read; with a cap in the graph they overflow "
                 "(NCC_INLA001)",
                 "take each stream's last row before the head",
             )

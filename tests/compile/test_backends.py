@@ -1,0 +1,127 @@
+"""The contract of a backend, which each of them has to pass; the SDK's against the recording stand-in."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from gemma4cfg.compile.backend import Backend, Places
+from gemma4cfg.compile.export_backend import ExportBackend
+from gemma4cfg.compile.exporting import Exported, export_graph
+from gemma4cfg.compile.sdk_backends import SdkBackend, weights_in
+from gemma4cfg.errors import PlanError
+from gemma4cfg.plan.records import Plan
+from gemma4cfg.verify.proof import rank_files
+from gemma4cfg.verify.subject import Subject
+from tests.compile.recipes import checkpoint_of, subject
+from tests.compile.sdk_stand_in import Recorder
+
+NAMES = {
+    "export": (1, "trace"),
+    "trace": (1, "trace"),
+    "tp_alias": (2, "tp_alias_device"),
+    "model_builder_v1": (2, "model_builder_v1"),
+    "model_builder_v2": (2, "model_builder_v2"),
+}
+"""Backend to TP degree and recipe of the plan that it is given."""
+
+
+def backend_and_subject(name: str) -> tuple[Backend, Subject]:
+    one = subject("12b", *NAMES[name])
+    return (ExportBackend() if name == "export" else SdkBackend(one.plan.recipe, None)), one
+
+
+@functools.cache
+def exported(recipe: str, tp: int) -> dict[str, Exported]:
+    plan = subject("12b", tp, recipe).plan
+    return {graph.name: export_graph(plan, graph) for graph in plan.graphs}
+
+
+def tree(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+
+
+def build_all(backend: Backend, plan: Plan, work: Path, ranks: Path, recipe: str) -> dict[str, Path]:
+    made = {}
+    for unit in backend.units(plan):
+        artifact = work / unit.name
+        artifact.mkdir(parents=True)
+        given = tuple(exported(recipe, plan.tp)[graph.name] for graph in unit.graphs) if recipe == "trace" else ()
+        backend.build(plan, unit, given, Places(artifact, work / "workdir", ranks))
+        made[unit.name] = artifact
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contract(
+    name: str,
+    recorder: Recorder,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, one = backend_and_subject(name)
+    plan, recipe = one.plan, NAMES[name][1]
+    ranks = rank_files(plan, checkpoint_of(checkpoints, one), tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    units = backend.units(plan)
+    assert [graph.name for unit in units for graph in unit.graphs] == [graph.name for graph in plan.graphs]
+    first = build_all(backend, plan, tmp_path / "first", ranks, recipe)
+    second = build_all(backend, plan, tmp_path / "second", ranks, recipe)
+    for unit in units:
+        assert tree(first[unit.name]), "everything that load needs is there"
+        assert tree(first[unit.name]) == tree(second[unit.name]), "building knows nothing of an earlier time"
+        given = backend.flags(plan, unit)
+        assert not given if name == "export" else given.keys() == {graph.name for graph in unit.graphs}
+        assert all(flag.startswith("-") for flags in given.values() for flag in flags)
+    assert not tree(elsewhere), "nothing is written elsewhere"
+    assert all(backend.versions().values())
+
+    recorder.calls.clear()
+    assert hasattr(backend.load(plan, first, ranks), "run")
+    apis = [api for api, _, _ in recorder.calls]
+    assert not [api for api in apis if api.endswith((".trace", ".compile", ".save", "_trace", "_save"))], (
+        "it only loads"
+    )
+
+
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "tp_alias"])
+def test_a_foreign_rank_file_is_refused(
+    name: str,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    backend, one = backend_and_subject(name)
+    ranks = rank_files(one.plan, checkpoint_of(checkpoints, one), tmp_path)
+    made = build_all(backend, one.plan, tmp_path / "first", ranks, NAMES[name][1])
+    file = ranks / "tp0_sharded_checkpoint.safetensors"
+    held = load_file(file)
+    dropped = next(key for key in sorted(held) if key.endswith("layer_scalar"))
+    held.pop(dropped)
+    save_file(held, file)
+    with pytest.raises(PlanError, match=f"{dropped} is missing"):
+        backend.load(one.plan, made, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "inline", "carries"), [("trace", False, False), ("trace", True, True), ("tp_alias", False, True)]
+)
+def test_which_programs_carry_weights(name: str, inline: bool, carries: bool) -> None:
+    """Another checkpoint is another artifact only where the weights are in it."""
+    backend, one = backend_and_subject(name)
+    calls = tuple(
+        replace(call, args={**call.args, "inline_weights_to_neff": inline})
+        if "inline_weights_to_neff" in call.args
+        else call
+        for call in one.plan.calls
+    )
+    plan = replace(one.plan, calls=calls)
+    assert [weights_in(plan, unit) for unit in backend.units(plan)] == [carries] * 2
