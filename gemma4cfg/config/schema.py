@@ -117,6 +117,7 @@ class GenerateChoice:
     seed: int
     tools: str | None
     check_inputs: bool
+    backend: Literal["ranks", "artifact"]
 
 
 @dataclass(frozen=True, slots=True)

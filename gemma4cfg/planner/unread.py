@@ -29,6 +29,14 @@ def refuse_unread_by_matrix(overrides: Sequence[str], matrix: str | None) -> Non
             raise ConfigError(f"{key} is never read: verify.matrix={matrix} goes through its own; leave it out")
 
 
+def refuse_unread_by_artifact(overrides: Sequence[str], backend: str) -> None:
+    """Raises ConfigError for an override about the inside of a program, which cannot be watched or changed."""
+    inside = ("verify.inject", "verify.spmd", "verify.expect", "verify.transport")
+    for key in _keys(overrides) if backend == "artifact" else ():
+        if key.startswith(inside):
+            raise ConfigError(f"{key} is never read: verify.backend=artifact compares logits alone; leave it out")
+
+
 def refuse_unread(overrides: Sequence[str], architecture: Architecture) -> None:
     """Raises ConfigError for an override about a part that the model does not have."""
     absent = {

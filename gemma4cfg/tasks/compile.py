@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ from sharding.files import is_url
 if TYPE_CHECKING:
     from gemma4cfg.compile.backend import Backend
     from gemma4cfg.compile.run import Compiled
+    from gemma4cfg.runtime.host.session import Runner
 
 ARTIFACTS = Path("outputs") / "artifacts"
 COMPILE_FILE, SCRIPT_FILE = "compile.json", "compile.py"
@@ -43,7 +46,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     from gemma4cfg.compile.run import Work, compile_plan
 
     backend = backend_of(plan, choice.backend, config.settings.checkpoint)
-    rank_files = None
+    rank_files: Path | None = None
     if config.checkpoint is not None:
         rank_files = SHARDS / plan.placement_id
         write_rank_files(config, plan, str(rank_files), console)
@@ -64,6 +67,9 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     console.print(f"{backend.name}: {', '.join(f'{name} {found}' for name, found in backend.versions().items())}")
     compile_plan(plan, backend, sdk_of(config, plan), target_of(config, plan), work, done)
     undone = _not_done(plan, backend, rank_files)
+    if backend.name != "export" and rank_files is not None and not undone:
+        backend.load(plan, _directories(results), rank_files)
+        console.print("loaded again from disk, rank files and all")
     show_not_done(undone, console)
     plain = {
         "plan_id": plan.plan_id,
@@ -92,6 +98,36 @@ def _not_done(plan: Plan, backend: Backend, rank_files: Path | None) -> tuple[st
     elif not has_device():
         undone.append("nothing was loaded: there is no Neuron device on this machine")
     return tuple(undone)
+
+
+def _directories(units: Sequence[Compiled]) -> dict[str, Path]:
+    return {unit.name: Path(unit.directory) for unit in units}
+
+
+def compiled_runner(config: Config, plan: Plan, rank_files: Path, console: Console) -> AbstractContextManager[Runner]:
+    """What runs the programs of ``plan`` over ``rank_files``, read back from disk: made first where they are not there yet.
+    On a Neuron device with the SDK they are its own, elsewhere torch.export's on CPU ranks.
+
+    Raises UserError as ``run``, RankError where a rank fails.
+    """
+    from gemma4cfg.compile.artifacts import Artifacts
+    from gemma4cfg.compile.choose import backend_of, has_device
+    from gemma4cfg.compile.export_backend import artifact_ranks
+    from gemma4cfg.compile.run import Work, compile_plan
+
+    root = artifact_root(config)
+    backend = backend_of(plan, "auto" if has_device() else "export", config.settings.checkpoint)
+    units = compile_plan(
+        plan,
+        backend,
+        sdk_of(config, plan),
+        target_of(config, plan),
+        Work(Artifacts(root, None), root / ".workdir", rank_files, False),
+        lambda unit: show_compiled(to_plain(unit), console),
+    )
+    if backend.name == "export":
+        return artifact_ranks(plan, _directories(units), rank_files)
+    return nullcontext(backend.load(plan, _directories(units), rank_files))
 
 
 def artifact_root(config: Config) -> Path:

@@ -121,6 +121,7 @@ def _generated(
     from gemma4cfg.runtime.host.tables import HostTables
     from gemma4cfg.runtime.ranks import forked_ranks
     from gemma4cfg.runtime.text.tokenizer import Stream
+    from gemma4cfg.tasks.compile import compiled_runner
 
     marks = [time.perf_counter()]
     files = Path(destination_of(config, plan))
@@ -137,7 +138,8 @@ def _generated(
         if len(prompts) == 1:
             show_piece(stream.add(token), console)
 
-    with forked_ranks(plan, files) as ranks:
+    compiled = config.settings.generate.backend == "artifact"
+    with compiled_runner(config, plan, files, console) if compiled else forked_ranks(plan, files) as ranks:
         marks.append(time.perf_counter())
         session = Session(plan, tables, ranks)
         done = generate(session, prompt_ids, sampler, stops, config.settings.generate.max_new_tokens, came)

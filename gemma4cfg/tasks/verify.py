@@ -14,9 +14,8 @@ from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.planner.build import build_plan
 from gemma4cfg.planner.search import search_plans
-from gemma4cfg.planner.unread import refuse_unread_by_matrix
+from gemma4cfg.planner.unread import refuse_unread_by_artifact, refuse_unread_by_matrix
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
-from gemma4cfg.views.compiled import show_compiled
 from gemma4cfg.views.proof import show_case, show_drills, show_proof
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     ``verify.inject=all`` is not detected.
     """
     refuse_unread_by_matrix(config.overrides, config.settings.verify.matrix)
+    refuse_unread_by_artifact(config.overrides, config.settings.verify.backend)
     if config.search is not None:
         config = search_plans(config).config
     plan = build_plan(config)
@@ -86,28 +86,15 @@ def _prove(
 
 
 def _prove_artifact(config: Config, prepared: Prepared, work: Path, console: Console) -> Proof:
-    """The subject's graphs exported where they are not yet, and read back."""
-    from gemma4cfg.compile.artifacts import Artifacts
-    from gemma4cfg.compile.export_backend import ExportBackend, artifact_ranks
-    from gemma4cfg.compile.run import Work, compile_plan
-    from gemma4cfg.tasks.compile import artifact_root, sdk_of, target_of
+    """The subject's programs, made where they are not there yet and read back."""
+    from gemma4cfg.tasks.compile import compiled_runner
     from gemma4cfg.verify.artifact import prove_artifact, refuse_sampling
     from gemma4cfg.verify.proof import rank_files
 
-    plan, root = prepared.subject.plan, artifact_root(config)
+    plan = prepared.subject.plan
     refuse_sampling(plan)
-    where = Work(Artifacts(root, None), root / ".workdir", None, False)
-    compiled = compile_plan(
-        plan,
-        ExportBackend(),
-        sdk_of(config, plan),
-        target_of(config, plan),
-        where,
-        lambda unit: show_compiled(to_plain(unit), console),
-    )
-    programs = {unit.name: Path(unit.directory) for unit in compiled}
     ranks = rank_files(plan, prepared.checkpoint, work)
-    return prove_artifact(prepared, ranks, lambda files: artifact_ranks(plan, programs, files))
+    return prove_artifact(prepared, ranks, lambda files: compiled_runner(config, plan, files, console))
 
 
 def _drill(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:

@@ -67,7 +67,8 @@ def run(
         encoding="utf-8",
         timeout=timeout,
     )
-    directory = max(cwd.glob("outputs/*/*"), key=lambda path: path.name, default=None)
+    ran = (*cwd.glob("outputs/runs/*"), *cwd.glob("outputs/sweeps/*"))
+    directory = max(ran, key=lambda path: path.name, default=None)
     left = read_job(directory) if directory else Job(cwd, None, None)
     return Result(done.returncode, done.stdout, done.stderr, directory, left.plan, left.result)
 
