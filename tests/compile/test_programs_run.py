@@ -15,8 +15,7 @@ from gemma4cfg.errors import ConfigError
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.host.session import Runner, Session
 from gemma4cfg.runtime.host.tables import HostTables
-from gemma4cfg.verify.faults import NO_FAULT
-from gemma4cfg.verify.group import forked_ranks
+from gemma4cfg.runtime.ranks import forked_ranks
 from gemma4cfg.verify.proof import rank_files
 from gemma4cfg.verify.subject import Subject, subject_of
 from tests.compile.recipes import checkpoint_of
@@ -68,7 +67,7 @@ def test_reloaded_programs_are_bit_equal_to_the_ranks(
     programs = exported(one.plan, tmp_path / "programs")
     with artifact_ranks(one.plan, programs, ranks) as runner:
         ours = logits(one, ranks, runner)
-    with forked_ranks(one.plan, ranks, NO_FAULT) as group:
+    with forked_ranks(one.plan, ranks) as group:
         theirs = logits(one, ranks, group)
     assert torch.equal(ours, theirs)
     assert theirs.argmax(-1).unique().numel() > 3, "text that repeats one token would show nothing"
