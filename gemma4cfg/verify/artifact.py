@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from gemma4cfg.errors import ConfigError
@@ -41,8 +40,7 @@ def prove_artifact(prepared: Prepared, rank_files: Path, opens: Opens) -> Proof:
         logits, _ = run_plan(plan, NO_FAULT, _Unwatched(runner), rank_files, reference.runs)
     noise = max(run.noise for run in reference.runs)
     streams = tuple(
-        stream_result(ours, torch.from_numpy(run.logits), len(run.prompt), noise, plan.dtype)
-        for ours, run in zip(logits, reference.runs, strict=True)
+        stream_result(ours, run, noise, plan.dtype) for ours, run in zip(logits, reference.runs, strict=True)
     )
     limit = error_limit(plan.dtype, max(run.relative_noise for run in reference.runs))
     return Proof(

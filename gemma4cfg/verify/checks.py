@@ -67,9 +67,11 @@ def tokens_equal(streams: Sequence[StreamResult], dtype: str) -> Check:
     """Greedy tokens, where the reference's own choice is beyond its noise; in float32 some have to be."""
     wrong = {n: stream.first_differing_token for n, stream in enumerate(streams)}
     wrong = {n: step for n, step in wrong.items() if step is not None}
-    compared = sum(stream.steps + 1 - stream.undecided_tokens for stream in streams)
+    compared = sum(stream.decided_tokens for stream in streams)
     undecided = sum(stream.undecided_tokens for stream in streams)
+    left_out = sum(stream.left_out for stream in streams)
     detail = f"{compared} greedy tokens" + (f", {undecided} left out: too near a tie" if undecided else "")
+    detail += f", {left_out} left out: after a choice of experts too near a tie" if left_out else ""
     if wrong:
         detail += "; first to differ: " + ", ".join(f"stream {n} step {step}" for n, step in wrong.items())
     return Check("tokens", not wrong and (compared > 0 or dtype != "float32"), None, None, detail)

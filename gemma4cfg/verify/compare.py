@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gemma4cfg.verify.records import StreamResult
+from gemma4cfg.verify.reference_process import PromptRun
 
 NOISE_FACTOR = 10.0
 """How many times the reference's own noise (its cached against its uncached run) an error may be. Measured: one to four
@@ -25,36 +26,49 @@ def rounding(dtype: str) -> float:
     return float(torch.finfo(getattr(torch, dtype)).eps)
 
 
-def stream_result(ours: Tensor, reference: Tensor, prompt_tokens: int, noise: float, dtype: str) -> StreamResult:
-    """``ours`` and ``reference`` [1 + steps, vocabulary], the prompt's last row first; ``noise`` in logits."""
-    error = (ours.double() - reference.double()).abs().amax(dim=1)
+def stream_result(ours: Tensor, run: PromptRun, noise: float, dtype: str) -> StreamResult:
+    """``ours`` [1 + steps, vocabulary], the prompt's last row first; ``noise`` in logits. From where rounding could change
+    the reference's choice of experts on, nothing is compared."""
+    reference = torch.from_numpy(run.logits)
+    rows = max(run.routed_positions - len(run.prompt) + 1, 0)
     largest = float(reference.abs().max())
     noise = max(noise, rounding(dtype) * largest)
+    left_out = len(ours) - rows
+    ours, reference = ours[:rows], reference[:rows]
+    error = (ours.double() - reference.double()).abs().amax(dim=1)
     best = reference.topk(2, dim=1).values
     margins = best[:, 0] - best[:, 1]
     decided = margins > MARGIN_FACTOR * noise
     differs = (ours.argmax(dim=1) != reference.argmax(dim=1)) & decided
     return StreamResult(
-        prompt_tokens=prompt_tokens,
-        steps=len(ours) - 1,
-        max_absolute=float(error.max()),
-        prefill_relative=float(error[0]) / largest,
-        decode_relative=float(error[1:].max()) / largest if len(error) > 1 else 0.0,
+        prompt_tokens=len(run.prompt),
+        steps=max(len(ours) - 1, 0),
+        left_out=left_out,
+        max_absolute=_largest(error),
+        prefill_relative=_largest(error[:1]) / largest,
+        decode_relative=_largest(error[1:]) / largest,
         first_differing_token=int(differs.nonzero()[0]) if differs.any() else None,
+        decided_tokens=int(decided.sum()),
         undecided_tokens=int((~decided).sum()),
-        smallest_margin=float(margins.min()),
+        smallest_margin=float(margins.min()) if len(margins) else 0.0,
     )
 
 
-def layer_errors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> tuple[float, ...]:
-    """Per layer, over all runs: the largest error relative to the largest value. Both [layers, positions, hidden]; the
-    reference may have more positions."""
+def _largest(errors: Tensor) -> float:
+    return float(errors.max()) if len(errors) else 0.0
+
+
+def layer_errors(ours: Sequence[Tensor], runs: Sequence[PromptRun]) -> tuple[float, ...]:
+    """Per layer, over all runs: the largest error relative to the largest value. ``ours`` [layers, prompt tokens, hidden]
+    each, of which those are compared whose experts are beyond rounding; empty if there are none."""
     errors = []
-    for found, whole in zip(ours, reference, strict=True):
-        expected = whole[:, : found.shape[1]].double()
-        error = (found.double() - expected).abs().flatten(1).amax(dim=1)
-        errors.append(error / expected.abs().flatten(1).amax(dim=1))
-    return tuple(torch.stack(errors).amax(dim=0).tolist())
+    for found, run in zip(ours, runs, strict=True):
+        positions = min(found.shape[1], run.routed_positions)
+        if positions:
+            expected = torch.from_numpy(run.hidden)[:, :positions].double()
+            error = (found[:, :positions].double() - expected).abs().flatten(1).amax(dim=1)
+            errors.append(error / expected.abs().flatten(1).amax(dim=1))
+    return tuple(torch.stack(errors).amax(dim=0).tolist()) if errors else ()
 
 
 def growth_starts(errors: Sequence[float], limit: float) -> int | None:

@@ -44,7 +44,7 @@ def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: P
             prefill_relative=max(stream.prefill_relative for stream in proof.streams),
             decode_relative=max(stream.decode_relative for stream in proof.streams),
             limit=limit,
-            tokens=sum(stream.steps + 1 - stream.undecided_tokens for stream in proof.streams),
+            tokens=sum(stream.decided_tokens for stream in proof.streams),
             failed=tuple(check.name for check in proof.failed),
             seconds=proof.seconds["ranks"],
         )

@@ -126,10 +126,9 @@ def prove(
             checks.append(place.once(lambda: _one_program(plan, ranks)))
     noise = max(run.noise for run in reference.runs)
     streams = tuple(
-        stream_result(ours, torch.from_numpy(run.logits), len(run.prompt), noise, plan.dtype)
-        for ours, run in zip(logits, reference.runs, strict=True)
+        stream_result(ours, run, noise, plan.dtype) for ours, run in zip(logits, reference.runs, strict=True)
     )
-    errors = layer_errors(outputs, [torch.from_numpy(run.hidden) for run in reference.runs])
+    errors = layer_errors(outputs, reference.runs)
     kinds = placement_kinds(plan)
     return Proof(
         subject=prepared.subject.name,

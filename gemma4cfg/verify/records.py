@@ -21,14 +21,17 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class StreamResult:
     """One stream against the reference's run of that prompt alone. Errors are of logits, over every step; ``relative`` is
-    to the reference's largest logit. ``first_differing_token``: the step, null where all are equal."""
+    to the reference's largest logit. ``left_out``: further steps that are not compared, since the reference's own choice of
+    experts is too near a tie. ``first_differing_token``: the step, null where all are equal."""
 
     prompt_tokens: int
     steps: int
+    left_out: int
     max_absolute: float
     prefill_relative: float
     decode_relative: float
     first_differing_token: int | None
+    decided_tokens: int
     undecided_tokens: int
     smallest_margin: float
 

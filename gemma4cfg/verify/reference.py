@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ CHECKED_STEPS = 24
 MARGIN_OVER_NOISE = 20
 """A drawn prompt's smallest top-2 margin, in units of its own noise: below, greedy tokens would say nothing."""
 
+ROUTING_MARGIN = 1e-5
+"""In float32: how much likelier, relatively, the last expert that is taken has to be than the first that is not. Below,
+rounding may take the other one, which no limit on an error allows for. Measured: runs that round otherwise part below 1e-6."""
+
 DRAWN_AT_ONCE = 2
 """Prompts of each length in a batch: of most, one of them serves."""
 
@@ -52,14 +56,16 @@ class Run:
 
     Row k of ``logits`` [steps + 1, vocabulary] is that of the prompt's last token (k = 0) or of ``tokens[k - 1]``, and its
     largest is ``tokens[k]``: so ``tokens`` are the prompt's greedy answer, whoever proposed them (but where a margin is
-    below the noise). ``hidden`` [layers, n + steps, hidden size]: what each decoder layer gave. ``noise``: the largest
-    difference between the logits of such a pass and those of the same tokens fed one by one through a cache.
+    below the noise). ``hidden`` [layers, n + steps, hidden size]: what each decoder layer gave. ``routing`` [n + steps]: the
+    smallest lead of the last expert taken in any layer, infinite without experts. ``noise``: the largest difference between
+    the logits of such a pass and those of the same tokens fed one by one through a cache (``routed_rows`` of them).
     """
 
     prompt: list[int]
     tokens: list[int]
     logits: torch.Tensor
     hidden: torch.Tensor
+    routing: torch.Tensor
     noise: float
 
     @property
@@ -73,8 +79,24 @@ class Run:
         return self.noise / float(self.logits.abs().max())
 
     @property
+    def routed_positions(self) -> int:
+        """Before the first whose experts rounding could change: that one and all after it may differ."""
+        close = (self.routing < ROUTING_MARGIN).nonzero()
+        return int(close[0]) if len(close) else len(self.routing)
+
+    @property
+    def routed_rows(self) -> int:
+        """Of ``logits``, at ``routed_positions``."""
+        return max(self.routed_positions - len(self.prompt) + 1, 0)
+
+    def difference(self, logits: torch.Tensor) -> float:
+        """The largest, of the first rows made in another way."""
+        apart = (logits - self.logits[: len(logits)])[: self.routed_rows].abs()
+        return float(apart.max()) if len(apart) else 0.0
+
+    @property
     def decided(self) -> bool:
-        return float(self.margins.min()) > MARGIN_OVER_NOISE * self.noise
+        return self.routed_rows == len(self.tokens) and float(self.margins.min()) > MARGIN_OVER_NOISE * self.noise
 
 
 def load(job: Mapping[str, Any]) -> Any:
@@ -95,6 +117,7 @@ def load(job: Mapping[str, Any]) -> Any:
         config=config,
         dtype=getattr(torch, job["dtype"]),
         attn_implementation=job["attention_implementation"],
+        experts_implementation="eager",  # grouped kernels ask for sizes that are multiples of 16 bytes
         local_files_only=True,
         output_loading_info=True,
     )
@@ -139,13 +162,15 @@ def drawn(model: Any, job: Mapping[str, Any]) -> tuple[list[Run], list[int]]:
 
 
 def _confirmed(model: Any, prompt: Sequence[int], tokens: list[int], cached: torch.Tensor) -> Run:
-    logits, hidden = whole(model, [*prompt, *tokens[:-1]], len(prompt) - 1, use_cache=False)
-    noise = float((cached - logits).abs().max())
-    if logits.argmax(-1).tolist() != tokens:
+    def passed(noise: float) -> Run:
+        run = Run(list(prompt), tokens, *whole(model, [*prompt, *tokens[:-1]], len(prompt) - 1, use_cache=False), 0.0)
+        return replace(run, noise=max(noise, run.difference(cached)))
+
+    run = passed(0.0)
+    if run.logits.argmax(-1).tolist() != tokens:
         (tokens,), (cached,) = greedy(model, [prompt], len(tokens) - 1)
-        logits, hidden = whole(model, [*prompt, *tokens[:-1]], len(prompt) - 1, use_cache=False)
-        noise = max(noise, float((cached - logits).abs().max()))
-    return Run(list(prompt), tokens, logits, hidden, noise)
+        run = passed(run.noise)
+    return run
 
 
 def _serves(result: Run | None) -> bool:
@@ -178,18 +203,30 @@ def greedy(model: Any, prompts: Sequence[Sequence[int]], steps: int) -> tuple[li
     return torch.cat(tokens, dim=-1).tolist(), torch.stack(rows, dim=1)
 
 
-def whole(model: Any, fed: Sequence[int], first: int, use_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of row ``first`` and on, and the hidden states of every row after every layer, of one pass."""
+def whole(
+    model: Any, fed: Sequence[int], first: int, use_cache: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of one pass: logits of row ``first`` and on; the hidden states of every row after every layer; every row's lead of the
+    last expert taken, the smallest of all layers."""
     states: list[torch.Tensor] = []
-    hooks = [
-        layer.register_forward_hook(lambda _layer, _given, out: states.append(out[0].float()))
-        for layer in text_model(model).layers
-    ]
+    leads = [torch.full((len(fed),), torch.inf)]
+    hooks = []
+    for layer in text_model(model).layers:
+        hooks.append(layer.register_forward_hook(lambda _layer, _given, out: states.append(out[0].float())))
+        router = getattr(layer, "router", None)
+        if router is not None and router.scale.dtype == torch.float32:  # else the noise has other choices in it
+            hooks.append(router.register_forward_hook(lambda _router, _given, out: leads.append(_lead(*out))))
     rows = torch.arange(first, len(fed))  # as a tensor: for a number, newer versions run only those rows of some layers
     answer = model(torch.tensor([list(fed)]), use_cache=use_cache, logits_to_keep=rows)
     for hook in hooks:
         hook.remove()
-    return answer.logits[0].float(), torch.stack(states)
+    return answer.logits[0].float(), torch.stack(states), torch.stack(leads).amin(dim=0)
+
+
+def _lead(probabilities: torch.Tensor, _weights: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+    """[rows]: how much likelier the last expert taken is than the first that is not, relatively."""
+    most = probabilities.topk(taken.shape[-1] + 1, dim=-1).values
+    return 1 - most[:, -1] / most[:, -2]
 
 
 def _prompt(model: Any, seed: int, number: int, draw: int, length: int) -> list[int]:
@@ -210,10 +247,9 @@ def self_check(model: Any, done: Sequence[Run], dtype: str) -> dict[str, Any]:
     longest = max(done, key=lambda result: len(result.prompt))
     fed, first, largest = [*longest.prompt, *longest.tokens[:-1]], len(longest.prompt) - 1, longest.logits.abs().max()
     _, (alone,) = greedy(model, [longest.prompt], min(len(longest.tokens) - 1, CHECKED_STEPS))
-    with_cache, _ = whole(model, fed, first, use_cache=True)
-    cached = [result.relative_noise for result in done]
-    cached.append(float((alone - longest.logits[: len(alone)]).abs().max() / largest))
-    use_cache_false = float((with_cache - longest.logits).abs().max() / largest)
+    with_cache, _, _ = whole(model, fed, first, use_cache=True)
+    cached = [*(result.relative_noise for result in done), longest.difference(alone) / float(largest)]
+    use_cache_false = longest.difference(with_cache) / float(largest)
     known_bad, limit = KNOWN_BAD.get(transformers.__version__), LIMITS[dtype]
     return {
         "cached_relative": max(cached),
@@ -246,6 +282,7 @@ def main(path: str) -> None:
                 "tokens": result.tokens,
                 "noise": result.noise,
                 "relative_noise": result.relative_noise,
+                "routed_positions": result.routed_positions,
                 "decided": result.decided,
                 "draws": count,
             }

@@ -49,7 +49,8 @@ class PromptRun:
     ``tokens`` [steps + 1]: ``tokens[0]`` follows the prompt. ``logits`` [steps + 1, vocabulary]: row k chose ``tokens[k]``.
     ``hidden`` [layers, n + steps, hidden size]: each decoder layer's output for the prompt and ``tokens[:-1]``. ``margins``
     [steps + 1]: largest logit over the next. ``noise``: largest difference between these logits and those by a cache.
-    ``decided``: every margin is well above the noise. ``draws``: prompts drawn for this one, 0 if it was given.
+    ``routed_positions``: before the first whose choice of experts rounding could change. ``decided``: there is none such, and
+    every margin is well above the noise. ``draws``: prompts drawn for this one, 0 if it was given.
     """
 
     prompt: tuple[int, ...]
@@ -59,6 +60,7 @@ class PromptRun:
     margins: Array
     noise: float
     relative_noise: float
+    routed_positions: int
     decided: bool
     draws: int
 

@@ -26,12 +26,13 @@ def show_proof(proof: Mapping[str, Any], console: Console) -> None:
     console.print()
     console.print(table)
     rows = Table(box=None, pad_edge=False)
-    for title in ("prompt", "decoded", "prefill error", "decode error", "max abs", "smallest top-2 margin"):
+    for title in ("prompt", "decoded", "left out", "prefill error", "decode error", "max abs", "smallest top-2 margin"):
         rows.add_column(title, justify="right")
     for stream in proof["streams"]:
         rows.add_row(
             str(stream["prompt_tokens"]),
             str(stream["steps"]),
+            str(stream["left_out"] or ""),
             *(
                 _figure(stream[key])
                 for key in ("prefill_relative", "decode_relative", "max_absolute", "smallest_margin")

@@ -269,7 +269,7 @@ def test_a_proposal_that_the_prompt_does_not_confirm_is_made_again(checkpoints: 
     prompt = [9, 8, 7, 6, 5]
     right = reference.given(made, [prompt], 6)[0]
     wrong = [(token + 1) % 128 for token in right.tokens]
-    unconfirmed, _ = reference.whole(made, [*prompt, *wrong[:-1]], len(prompt) - 1, use_cache=True)
+    unconfirmed, _, _ = reference.whole(made, [*prompt, *wrong[:-1]], len(prompt) - 1, use_cache=True)
     again = reference._confirmed(made, prompt, wrong, unconfirmed + 1e-3)
     assert again.tokens == right.tokens
     assert torch.equal(again.logits, right.logits)
