@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gemma4cfg.architecture.model import Architecture
-from gemma4cfg.calibration.report import markdown, span, table
+from gemma4cfg.calibration.report import span, table
 from gemma4cfg.calibration.table import Compared, draft_of
 from gemma4cfg.config.catalog import every_choice
 from gemma4cfg.config.compose import load_config
@@ -16,6 +16,7 @@ from gemma4cfg.config.target import Family, Price, Target
 from gemma4cfg.errors import UserError
 from gemma4cfg.plan.records import MaximumContext
 from gemma4cfg.planner.build import build_plan
+from gemma4cfg.views.markdown import markdown
 
 DEGREES = (1, 2, 4, 8, 12, 16, 24, 32)
 """TP degrees tried for the table of contexts."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from gemma4cfg.calibration.quantities import QUANTITIES
 from gemma4cfg.calibration.rows import NotExpressible
 from gemma4cfg.calibration.table import Compared, geometric_mean
+from gemma4cfg.views.markdown import markdown
 
 HEAD = """# Calibration
 
@@ -88,9 +89,3 @@ def number(value: float) -> str:
     if value >= 1e6:
         return f"{value / 1e9:.4g} G" if value >= 1e9 else f"{value / 1e6:.4g} M"
     return f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

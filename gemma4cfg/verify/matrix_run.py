@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemma4cfg.config.compose import load_config
-from gemma4cfg.verify.matrix import Case
+from gemma4cfg.verify.matrix import Case, Feature
 from gemma4cfg.verify.place import Place
 from gemma4cfg.verify.proof import Preparations, prove
 from gemma4cfg.verify.subject import subject_of
@@ -17,9 +17,12 @@ from gemma4cfg.verify.subject import subject_of
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """``prefill_relative`` and ``decode_relative``: the largest error over all streams, relative to the largest logit;
-    ``limit`` for both; ``tokens`` greedy tokens compared; ``failed`` checks by name; ``seconds`` of the ranks."""
+    ``limit`` for both; ``tokens`` greedy tokens compared; ``failed`` checks by name; ``seconds`` of the ranks; ``versions``
+    of the reference's packages."""
 
     overrides: tuple[str, ...]
+    features: tuple[Feature, ...]
+    layers: int
     holds: bool
     prefill_relative: float
     decode_relative: float
@@ -27,6 +30,7 @@ class CaseResult:
     tokens: int
     failed: tuple[str, ...]
     seconds: float
+    versions: Mapping[str, str]
 
 
 def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: Place) -> Iterator[CaseResult]:
@@ -40,6 +44,8 @@ def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: P
         assert limit is not None
         yield CaseResult(
             overrides=case.overrides,
+            features=case.features,
+            layers=len(proof.layers),
             holds=proof.holds,
             prefill_relative=max(stream.prefill_relative for stream in proof.streams),
             decode_relative=max(stream.decode_relative for stream in proof.streams),
@@ -47,4 +53,5 @@ def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: P
             tokens=sum(stream.decided_tokens for stream in proof.streams),
             failed=tuple(check.name for check in proof.failed),
             seconds=proof.seconds["ranks"],
+            versions=proof.reference["versions"],
         )

@@ -9,6 +9,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+STREAM_TITLES = {
+    "prompt_tokens": "prompt",
+    "steps": "decoded",
+    "left_out": "left out",
+    "prefill_relative": "prefill error",
+    "decode_relative": "decode error",
+    "max_absolute": "max abs",
+    "smallest_margin": "smallest top-2 margin",
+}
+
 
 def show_proof(proof: Mapping[str, Any], console: Console) -> None:
     """Print ``proof``: what was run, a line for each check, each stream, and where the time went."""
@@ -26,18 +36,13 @@ def show_proof(proof: Mapping[str, Any], console: Console) -> None:
     console.print()
     console.print(table)
     rows = Table(box=None, pad_edge=False)
-    for title in ("prompt", "decoded", "left out", "prefill error", "decode error", "max abs", "smallest top-2 margin"):
-        rows.add_column(title, justify="right")
+    left_out = ["left_out"] if any(stream["left_out"] for stream in proof["streams"]) else []
+    counts = ("prompt_tokens", "steps", *left_out)
+    figures = ("prefill_relative", "decode_relative", "max_absolute", "smallest_margin")
+    for key in (*counts, *figures):
+        rows.add_column(STREAM_TITLES[key], justify="right")
     for stream in proof["streams"]:
-        rows.add_row(
-            str(stream["prompt_tokens"]),
-            str(stream["steps"]),
-            str(stream["left_out"] or ""),
-            *(
-                _figure(stream[key])
-                for key in ("prefill_relative", "decode_relative", "max_absolute", "smallest_margin")
-            ),
-        )
+        rows.add_row(*(str(stream[key]) for key in counts), *(_figure(stream[key]) for key in figures))
     console.print()
     console.print(rows)
     seconds = ", ".join(f"{part} {value:.1f} s" for part, value in proof["seconds"].items())

@@ -1,0 +1,65 @@
+"""The page of a matrix says of every case whether it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemma4cfg.verify.__main__ import main
+
+
+def case(model: str, tp: int, **changed: Any) -> dict[str, Any]:
+    return {
+        "overrides": [f"model={model}", f"tp={tp}"],
+        "features": [["model", model], ["tp", str(tp)], ["attention", "group"], ["attention", "split"]],
+        "layers": 12,
+        "holds": True,
+        "prefill_relative": 1e-7,
+        "decode_relative": 3e-7,
+        "limit": 3e-6,
+        "tokens": 520,
+        "failed": [],
+        "versions": {"transformers": "5.13.0", "torch": "2.13.0"},
+    } | changed
+
+
+def write(path: Path, *cases: dict[str, Any], of: int | None = None) -> str:
+    path.write_text(json.dumps({"cases": cases, "of": of or len(cases)}))
+    return str(path)
+
+
+def test_a_table_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = case("31b", 8, holds=False, decode_relative=3e-4, failed=["decode_logits"])
+    one = write(tmp_path / "1.json", case("e2b", 1), case("e2b", 2))
+    assert main([one, write(tmp_path / "2.json", wrong)]) == 0
+    page = capsys.readouterr().out
+    assert "**2 of 3 hold**, 1,560 tokens compared; the largest error is 100.00 of its limit." in page
+    assert "With transformers 5.13.0, torch 2.13.0." in page
+    assert "## e2b\n\n| layers | tp | attention | prefill error" in page
+    assert "| 12 | 1 | group, split | 1.0e-07 | 3.0e-07 | 3.0e-06 | 520 | holds |" in page
+    assert "**fails**: decode_logits" in page.partition("## 31b")[2]
+
+
+@pytest.mark.parametrize("fault", ["unfinished", "another", "missing"])
+def test_what_is_no_finished_matrix_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str) -> None:
+    path = tmp_path / "verify.json"
+    if fault == "unfinished":
+        write(path, case("e2b", 1), of=30)
+    elif fault == "another":
+        path.write_text(json.dumps({"holds": True}))
+    assert main([str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error {path}: ")
+
+
+def test_the_committed_report_has_every_case_and_all_hold() -> None:
+    from gemma4cfg.verify.matrix import MODELS, cases
+
+    lines = Path("docs/proof.md").read_text(encoding="utf-8").splitlines()
+    total = len(cases(MODELS, "full"))
+    assert any(line.startswith(f"**{total} of {total} hold**") for line in lines)
+    assert sum(line.endswith("| holds |") for line in lines) == total
