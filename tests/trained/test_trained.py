@@ -24,7 +24,7 @@ from gemma4cfg.runtime.host.stops import stop_ids
 from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.runtime.ranks import ForkedRanks, forked_ranks
 from gemma4cfg.runtime.text.tokenizer import Text
-from gemma4cfg.verify.meaning import question_of, text_as_expected
+from gemma4cfg.verify.meaning import answer_to, question_of, text_as_expected
 from tests.trained import MODELS, trained
 from tests.trained.__main__ import MOST_STEPS, SEED, UNTIL
 from tests.trained.damage import TRAINED_WRONG, damaged
@@ -158,7 +158,7 @@ def test_wrong_formats_are_found_by_the_text(model: str, tmp_path: Path) -> None
         def meaning(directory: Path, *more: str) -> tuple[bool, str]:
             asked = question_of(load_config([f"checkpoint={directory}", *choices, *more]), plan)
             assert asked is not None
-            check = text_as_expected(asked, plan, ranks, tmp_path / "ranks")
+            check = text_as_expected(asked, answer_to(asked, plan, ranks, tmp_path / "ranks"))
             return check.passed, check.detail
 
         assert meaning(trained(model)) == (True, "'What is the capital of France?' gives 'Paris.'")
