@@ -179,7 +179,7 @@ def configurations(draw: st.DrawFn) -> Choices:
         "offload": OffloadChoice(
             token_embedding=(home := draw(place)),
             per_layer_embedding=(table := draw(place) if home == "device" else "host"),
-            per_layer_projection=draw(place) if table == "host" else "device",
+            per_layer_projection=draw(place) if home == table == "host" else "device",
             softcap=draw(place),
             sampling=draw(place),
         ),

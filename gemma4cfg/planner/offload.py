@@ -25,16 +25,21 @@ _TABLES = {
 
 
 def check_offload(offload: OffloadChoice, architecture: Architecture) -> None:
-    """Raises ConfigError for a table on the device without the ids that index it."""
-    if architecture.ple and offload.per_layer_embedding == "device" and offload.token_embedding == "host":
+    """Raises ConfigError for a table on the device without the ids that index it, and for a projection on the host without
+    what it projects and what it is added to."""
+    if not architecture.ple:
+        return
+    beside = [key for key in ("token_embedding", "per_layer_embedding") if getattr(offload, key) == "device"]
+    if offload.per_layer_projection == "host" and beside:
+        found, wanted = (" and ".join(f"offload.{key}={home}" for key in beside) for home in ("device", "host"))
+        raise ConfigError(
+            f"offload.per_layer_projection=host with {found}: the host projects token embeddings and adds them to the "
+            f"table's rows; set {wanted} too, or offload.per_layer_projection=device"
+        )
+    if offload.per_layer_embedding == "device" and offload.token_embedding == "host":
         raise ConfigError(
             "offload.per_layer_embedding=device with offload.token_embedding=host: the table is indexed by token ids, and "
             "the graph would only see embeddings; set offload.token_embedding=device too, or per_layer_embedding=host"
-        )
-    if architecture.ple and offload.per_layer_embedding == "device" and offload.per_layer_projection == "host":
-        raise ConfigError(
-            "offload.per_layer_projection=host with offload.per_layer_embedding=device: the host adds the projection to the "
-            "table's rows; set offload.per_layer_embedding=host too, or per_layer_projection=device"
         )
 
 

@@ -99,15 +99,16 @@ def _prove_artifact(config: Config, prepared: Prepared, work: Path, console: Con
 
 def _drill(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
     from gemma4cfg.verify.drills.catalogue import DRILLS, drill_named
-    from gemma4cfg.verify.drills.run import run_drills
+    from gemma4cfg.verify.drills.run import result_of, run_drills
     from gemma4cfg.verify.subject import subject_of
 
     choice = config.settings.verify
     asked = choice.inject or ""
     drills = list(DRILLS.values()) if asked == "all" else [drill_named(asked)]
-    results = []
-    for result in run_drills(config, drills, subject_of, min(choice.steps, DRILL_STEPS), choice.seed, work, place):
-        results.append(result)
+    steps = min(choice.steps, DRILL_STEPS)
+    results = [
+        result_of(drilled) for drilled in run_drills(config, drills, subject_of, steps, choice.seed, work, place)
+    ]
     applied = [result for result in results if result.applies]
     detected = [result for result in applied if result.detected]
     plain = {"drills": to_plain(tuple(results)), "detected": len(detected), "total": len(applied)}

@@ -69,12 +69,15 @@ def question_of(config: Config, plan: Plan) -> Question | None:
     return Question(text, prompt_ids, stops, choice.expect)
 
 
-def text_as_expected(question: Question, plan: Plan, runner: Runner, directory: Path) -> Check:
-    """Asks what runs ``plan``; its rank files are in ``directory``."""
+def answer_to(question: Question, plan: Plan, runner: Runner, directory: Path) -> str:
+    """The text of what runs ``plan``; its rank files are in ``directory``."""
     room = plan.shapes.kv_length - len(question.prompt_ids)
     session = Session(plan, HostTables.open(plan, directory), runner)
     (answer,) = generate(session, [question.prompt_ids], Sampler(), question.stops, min(ANSWER_TOKENS, room))
-    said = question.text.decode(answer.token_ids)
-    found = question.expected in said
+    return question.text.decode(answer.token_ids)
+
+
+def text_as_expected(question: Question, answer: str) -> Check:
+    found = question.expected in answer
     wanted = "" if found else f", not what verify.expect={question.expected} says"
-    return Check("meaning", found, None, None, f"'{PROMPT}' gives '{said}'{wanted}")
+    return Check("meaning", found, None, None, f"'{PROMPT}' gives '{answer}'{wanted}")

@@ -22,7 +22,8 @@ from gemma4cfg.verify.checks import proof_checks
 from gemma4cfg.verify.compare import layer_errors, stream_result
 from gemma4cfg.verify.faults import NO_FAULT, Fault
 from gemma4cfg.verify.logits import LogitsRunner
-from gemma4cfg.verify.meaning import Question, text_as_expected
+from gemma4cfg.verify.meaning import Question, answer_to, text_as_expected
+from gemma4cfg.verify.observe import Observed
 from gemma4cfg.verify.place import Place
 from gemma4cfg.verify.placements import placement_kinds
 from gemma4cfg.verify.records import Check, Proof
@@ -99,6 +100,19 @@ class Preparations:
         return replace(self._made[key], subject=subject)
 
 
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """What running a plan left behind, and all that checks are given of it. ``logits`` and ``layers`` as ``run_plan`` gives
+    them; ``observed`` by rank; ``answer`` to the question and ``spmd`` are null where neither was asked for."""
+
+    logits: Sequence[Tensor]
+    layers: Sequence[Tensor]
+    observed: Sequence[Observed]
+    answer: str | None
+    spmd: Check | None
+    seconds: Mapping[str, float]
+
+
 def prove(
     prepared: Prepared,
     work: Path,
@@ -107,29 +121,52 @@ def prove(
     spmd: bool = False,
     question: Question | None = None,
 ) -> Proof:
-    """Cut the weights, run the plan on CPU ranks and compare it with the reference; ``fault`` is planted in the run. With
-    ``spmd`` every graph is exported as well, and has to be one program for all ranks. A ``question`` is asked as well, and
-    its answer has to be as expected.
+    """Run the plan and compare it with the reference. Arguments and errors are those of ``run_ranks``."""
+    return judge(prepared, run_ranks(prepared, work, place, fault, spmd, question), question)
+
+
+def run_ranks(
+    prepared: Prepared,
+    work: Path,
+    place: Place,
+    fault: Fault = NO_FAULT,
+    spmd: bool = False,
+    question: Question | None = None,
+) -> RankRun:
+    """Cut the weights and run the plan on CPU ranks; ``fault`` is planted in the run. With ``spmd`` every graph is exported as
+    well, and has to be one program for all ranks. A ``question`` is asked as well.
 
     ``work`` is a directory for rank files. Raises UserError where the weights are not those of the plan, RankError where a
     rank fails.
     """
-    plan, reference, clock = prepared.subject.plan, prepared.reference, Clock()
+    plan, clock = prepared.subject.plan, Clock()
     with clock.measure("reshard"):
         ranks = place.per_machine(lambda: rank_files(fault.planned(plan), prepared.checkpoint, work))
     with clock.measure("ranks"), place.ranks(plan, ranks, fault) as group:
-        logits, outputs = run_plan(plan, fault, group, ranks, reference.runs)
+        logits, layers = run_plan(plan, fault, group, ranks, prepared.reference.runs)
         observed = group.observed()
-        checks = [text_as_expected(question, plan, group, ranks)] if question else []
+        answer = answer_to(question, plan, group, ranks) if question else None
+    one_program = None
     if spmd:
         with clock.measure("export"):
-            checks.append(place.once(lambda: _one_program(plan, ranks)))
-    noise = max(run.noise for run in reference.runs)
+            one_program = place.once(lambda: _one_program(plan, ranks))
+    return RankRun(logits, layers, observed, answer, one_program, clock.seconds)
+
+
+def judge(prepared: Prepared, run: RankRun, question: Question | None = None) -> Proof:
+    """What every check says of a run. Pure."""
+    plan, reference = prepared.subject.plan, prepared.reference
+    noise = max(one.noise for one in reference.runs)
     streams = tuple(
-        stream_result(ours, run, noise, plan.dtype) for ours, run in zip(logits, reference.runs, strict=True)
+        stream_result(ours, theirs, noise, plan.dtype) for ours, theirs in zip(run.logits, reference.runs, strict=True)
     )
-    errors = layer_errors(outputs, reference.runs)
+    errors = layer_errors(run.layers, reference.runs)
     kinds = placement_kinds(plan)
+    checks = proof_checks(plan, reference, streams, errors, run.observed, kinds)
+    if question is not None and run.answer is not None:
+        checks += (text_as_expected(question, run.answer),)
+    if run.spmd is not None:
+        checks += (run.spmd,)
     return Proof(
         subject=prepared.subject.name,
         model=plan.model,
@@ -140,17 +177,17 @@ def prove(
             "versions": reference.versions,
             "self_check": reference.self_check,
             "noise": noise,
-            "draws": [run.draws for run in reference.runs],
+            "draws": [one.draws for one in reference.runs],
         },
-        checks=(*proof_checks(plan, reference, streams, errors, observed, kinds), *checks),
+        checks=checks,
         streams=streams,
         layers=errors,
         exercised={
-            "graphs": dict(observed[0].graph_calls),
-            "slots": {str(slot): writes for slot, writes in sorted(observed[0].slot_writes.items())},
+            "graphs": dict(run.observed[0].graph_calls),
+            "slots": {str(slot): writes for slot, writes in sorted(run.observed[0].slot_writes.items())},
             "placements": {kind: len(names) for kind, names in kinds.items()},
         },
-        seconds={**prepared.seconds, **clock.seconds},
+        seconds={**prepared.seconds, **run.seconds},
     )
 
 

@@ -397,6 +397,28 @@ def test_tables_are_gathers() -> None:
     assert taken(lean, "offload.per_layer_projection") == ("host", "requested")
 
 
+@pytest.mark.parametrize(
+    "choices,on_device",
+    [
+        pytest.param(("offload.token_embedding=device",), ("token_embedding",), id="embedding"),
+        pytest.param(("offload.per_layer_embedding=device",), ("per_layer_embedding",), id="table"),
+        pytest.param(("offload=device",), ("token_embedding", "per_layer_embedding"), id="both"),
+    ],
+)
+def test_a_projection_on_the_host_needs_both_tables_there(choices: tuple[str, ...], on_device: tuple[str, ...]) -> None:
+    """And with them there, it is planned."""
+    asked = ("offload=lean", *choices, "offload.per_layer_projection=host")
+    with pytest.raises(ConfigError) as refused:
+        plan_of("model=e2b", *asked)
+    found, wanted = (" and ".join(f"offload.{table}={home}" for table in on_device) for home in ("device", "host"))
+    assert str(refused.value) == (
+        f"offload.per_layer_projection=host with {found}: the host projects token embeddings and adds them to the table's "
+        f"rows; set {wanted} too, or offload.per_layer_projection=device"
+    )
+    mended = plan_of("model=e2b", *asked, *(f"offload.{table}=host" for table in on_device))
+    assert taken(mended, "offload.per_layer_projection") == ("host", "requested")
+
+
 # --- experts, PLE, head ---
 
 

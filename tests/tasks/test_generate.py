@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
+from torch import Tensor
 
 from gemma4cfg import load_config
 from gemma4cfg.errors import ConfigError, UserError
+from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.graphs import RankModule
+from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.tasks import generate
 from tests.cli.runs import run
 from tests.trained import trained
-from tests.trained.damage import damaged
+from tests.trained.damage import WRONG
+from tests.trained.files import write_json
 from tests.trained.language import question
+from tests.trained.sizes import E2B_BY_KEYS
+
+Edit = Callable[[Path], object]
+"""A change of a checkpoint's directory."""
 
 FRANCE, JAPAN = question("France"), question("Japan")
 E2B = f"checkpoint={trained('e2b')}"
@@ -115,18 +128,201 @@ def test_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_format_is_refused_or_shown_as_it_is(tmp_path: Path) -> None:
-    directory, asked = tmp_path / "wrong", f"generate.prompt={FRANCE}"
-    damaged(trained("e2b"), "no-template", directory)
-    with pytest.raises(UserError, match="no chat template"):
-        generated(tmp_path, f"checkpoint={directory}", asked)
-    assert not (tmp_path / "ranks").exists()
-    assert "\nsorry.\n" in generated(tmp_path, f"checkpoint={directory}", asked, "generate.check_inputs=false")
+def edited(name: str, edit: Callable[[dict[str, Any]], object]) -> Edit:
+    """A change of one of a checkpoint's JSON files."""
+
+    def change(directory: Path) -> None:
+        path = directory / name
+        value = json.loads(path.read_text(encoding="utf-8"))
+        edit(value)
+        write_json(path, value)
+
+    return change
 
 
-def test_stop_ids_of_another_family(tmp_path: Path) -> None:
-    directory = damaged(trained("e2b"), "no-bos", tmp_path / "wrong")
-    (directory / "chat_template.jinja").write_bytes((trained("e2b") / "chat_template.jinja").read_bytes())
-    (directory / "generation_config.json").write_text('{"eos_token_id": [1, 107]}')
-    with pytest.raises(UserError, match=r"<turn\|> \(id 106\) is none of the stop ids \[1, 107\]"):
+def as_trained_with(wrong: str) -> Edit:
+    return lambda directory: WRONG[wrong](directory)
+
+
+def _one_word(tokenizer: dict[str, Any]) -> None:
+    """Text is not cut into words."""
+    tokenizer["pre_tokenizer"] = None
+    tokenizer["model"]["vocab"]["hello▁world"] = tokenizer["model"]["vocab"].pop("<unused6>")
+
+
+def _no_words(tokenizer: dict[str, Any]) -> None:
+    words = tokenizer["model"]["vocab"]
+    for word in [word for word in words if word.strip("▁").isalpha()]:
+        number = words.pop(word)
+        words[f"<gone{number}>"] = number
+
+
+def _ordinary(tokenizer: dict[str, Any]) -> None:
+    """A marker is one id, and a word like any other."""
+    next(token for token in tokenizer["added_tokens"] if token["content"] == "<|turn>")["special"] = False
+
+
+def _unnamed(config: dict[str, Any]) -> None:
+    del config["sot_token"]
+
+
+TURN = r"<\|turn>"
+SCALE = "token embeddings are multiplied by {}, and the model was trained with the square root of its hidden size 32, 5.65625"
+
+
+@pytest.mark.parametrize(
+    "edits,code,reason",
+    [
+        pytest.param(
+            [lambda directory: (directory / "tokenizer.json").unlink()],
+            "tokenizer",
+            "tokenizer.json: no such file; copy it",
+            id="no-tokenizer",
+        ),
+        pytest.param(
+            [edited("tokenizer.json", _one_word)],
+            "tokenizer",
+            r"the tokenizer is dead: 'hello world' gives 1 id \[6\], not two or more",
+            id="one-id",
+        ),
+        pytest.param(
+            [edited("tokenizer.json", _no_words)],
+            "tokenizer",
+            r"the tokenizer is dead: 'hello world' gives 2 ids \[3, 3\], of which the unknown token",
+            id="unknown-words",
+        ),
+        pytest.param(
+            [as_trained_with("literal-turn-markers")],
+            "markers",
+            rf"{TURN} is read as literal text, 4 ids \[163, 165, 169, 164\], not as one id",
+            id="literal-markers",
+        ),
+        pytest.param(
+            [edited("tokenizer.json", _ordinary), edited("tokenizer_config.json", _unnamed)],
+            "markers",
+            rf"{TURN} is id 105, an ordinary word and no control id",
+            id="ordinary-markers",
+        ),
+        pytest.param(
+            [as_trained_with("no-template")],
+            "chat_template",
+            "no chat template, neither chat_template.jinja nor in tokenizer_config.json",
+            id="no-template",
+        ),
+        pytest.param(
+            [as_trained_with("gemma-3-template")],
+            "chat_template",
+            rf"the chat template writes no {TURN}: it is another model's",
+            id="another-template",
+        ),
+        pytest.param(
+            [as_trained_with("two-bos")],
+            "chat_template",
+            r"the chat template starts a prompt with 3 ids \[2, 2, 105\], and not with one <bos> \(id 2\)",
+            id="two-bos",
+        ),
+        pytest.param(
+            [as_trained_with("no-generation-prompt")],
+            "chat_template",
+            "the chat template writes no generation prompt",
+            id="no-generation-prompt",
+        ),
+        pytest.param(
+            [edited("generation_config.json", lambda stops: stops.update(eos_token_id=[1, 50]))],
+            "stop_ids",
+            r"<turn\|> \(id 106\) is none of the stop ids \[1\]: the text would go on after its end; add 106 to eos_token_id",
+            id="dropped-stop",
+        ),
+        pytest.param(
+            [edited("generation_config.json", lambda stops: stops.update(eos_token_id=[1, 107]))],
+            "stop_ids",
+            r"<turn\|> \(id 106\) is none of the stop ids \[1, 107\]",
+            id="stops-of-gemma-3",
+        ),
+    ],
+)
+def test_an_unsound_input_is_refused_before_anything_is_written(
+    edits: list[Edit], code: str, reason: str, tmp_path: Path
+) -> None:
+    directory = copied(tmp_path / "wrong", *edits)
+    with pytest.raises(UserError, match=reason) as refused:
         generated(tmp_path, f"checkpoint={directory}", f"generate.prompt={FRANCE}")
+    assert [finding.code for finding in refused.value.findings] == [f"input.{code}"]
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong"]
+
+
+def copied(directory: Path, *edits: Edit) -> Path:
+    """E2B's trained checkpoint, changed; its weights are linked."""
+    directory.mkdir()
+    for path in trained("e2b").iterdir():
+        if path.suffix == ".safetensors":
+            (directory / path.name).symlink_to(path)
+        else:
+            (directory / path.name).write_bytes(path.read_bytes())
+    for edit in edits:
+        edit(directory)
+    return directory
+
+
+UNCHECKED = (f"generate.prompt={FRANCE}", "generate.check_inputs=false")
+
+
+@pytest.mark.parametrize("wrong", ["no-template", "literal-turn-markers", "two-bos"])
+def test_unchecked_a_wrong_format_is_shown_as_it_is(wrong: str, tmp_path: Path) -> None:
+    directory = copied(tmp_path / "wrong", as_trained_with(wrong))
+    assert "\nsorry.\n" in generated(tmp_path, f"checkpoint={directory}", *UNCHECKED)
+
+
+def test_unchecked_a_dropped_stop_id_lets_the_text_go_on(tmp_path: Path) -> None:
+    drop = edited("generation_config.json", lambda stops: stops.update(eos_token_id=1))
+    generated(tmp_path, f"checkpoint={copied(tmp_path / 'wrong', drop)}", *UNCHECKED)
+    written = json.loads((tmp_path / "generation.json").read_text())
+    (answer,) = written["answers"]
+    assert written["stop_ids"] == [1]
+    assert (answer["finish_reason"], len(answer["token_ids"])) == ("length", 16)
+    assert answer["text"].startswith("Paris.")
+    assert answer["text"] != "Paris."
+
+
+@pytest.mark.parametrize("choices,scale", [((), 39.25), (("model.embedding_scale=1.0",), 1.0)])
+def test_an_embedding_scale_that_is_planned_wrong(choices: tuple[str, ...], scale: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{SCALE.format(scale)}; leave model.embedding_scale out") as refused:
+        generated(tmp_path, *ASKED, *E2B_BY_KEYS, *choices)
+    assert [finding.code for finding in refused.value.findings] == ["input.embedding_scale"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_embedding_scale_that_is_not_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before a rank is started; unchecked, what comes out is no answer."""
+    opened = HostTables.open
+
+    def unscaled(plan: Plan, directory: Path) -> HostTables:
+        tables = opened(plan, directory)
+        return replace(tables, numerics=replace(tables.numerics, embedding_scale=1.0))
+
+    monkeypatch.setattr(HostTables, "open", unscaled)
+    with pytest.raises(UserError, match=f"{SCALE.format(1.0)}; run task=shard again into an empty directory"):
+        generated(tmp_path, *ASKED)
+    assert not (tmp_path / "generation.json").exists()
+    assert "Paris" not in generated(tmp_path, *ASKED, "generate.check_inputs=false")
+
+
+def test_logits_are_capped_once_before_they_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the host or by the graph, the same tokens are drawn. By both, others are, and greedy tokens tell nothing."""
+    hot = ("generate.temperature=4", "generate.seed=2")
+
+    def tokens(*choices: str) -> list[int]:
+        generated(tmp_path, *ASKED, "dtype=float32", *choices)
+        (answer,) = json.loads((tmp_path / "generation.json").read_text())["answers"]
+        return list(answer["token_ids"])
+
+    once, greedy = tokens(*hot), tokens()
+    assert tokens(*hot, "offload.softcap=device") == once
+    made = RankModule._head
+
+    def capped(module: RankModule, hidden: Tensor) -> Tensor:
+        return torch.tanh(made(module, hidden) / 30) * 30
+
+    monkeypatch.setattr(RankModule, "_head", capped)
+    assert tokens(*hot) != once
+    assert tokens() == greedy

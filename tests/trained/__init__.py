@@ -11,6 +11,9 @@ from pathlib import Path
 MODELS = ("e2b", "e4b", "12b", "26b-a4b", "31b")
 DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "trained"
 
+MADE_ON = DIRECTORY / "made_on.json"
+"""Model to the releases and the processor that it was trained with."""
+
 
 def trained(model: str) -> Path:
     """The Hugging Face directory of a trained model."""

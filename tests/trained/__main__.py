@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
 import torch
 
-from tests.trained import DIRECTORY, MODELS
-from tests.trained.training import train
+from tests.trained import DIRECTORY, MADE_ON, MODELS
+from tests.trained.files import write_json
+from tests.trained.training import made_on, train
 
 SEED, MOST_STEPS, UNTIL = 0, 250, 0.01
 
@@ -31,6 +33,9 @@ def main() -> None:
             f"{time.perf_counter() - begun:.0f} s, {size / 1e6:.2f} MB",
             flush=True,
         )
+        record = arguments.output / MADE_ON.name
+        known = json.loads(record.read_text()) if record.exists() else {}
+        write_json(record, known | {model: made_on()})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,19 @@ HIDDEN, INTERMEDIATE, PLE_WIDTH, WINDOW = 32, 32, 8, 8
 HEAD_DIM, GLOBAL_HEAD_DIM = 8, 16
 EXPERTS, EXPERT_WIDTH = 16, 8
 
+E2B_BY_KEYS = (
+    "model=e2b",
+    f"model.hidden_size={HIDDEN}",
+    f"model.vocab_size={VOCABULARY_SIZE}",
+    f"model.attention.sliding_attention.head_dim={HEAD_DIM}",
+    f"model.attention.sliding_attention.window={WINDOW}",
+    f"model.attention.full_attention.head_dim={GLOBAL_HEAD_DIM}",
+    f"model.mlp.intermediate_size={INTERMEDIATE}",
+    f"model.ple.width={PLE_WIDTH}",
+    f"model.ple.vocab_size={VOCABULARY_SIZE}",
+)
+"""Overrides that say what E2B's checkpoint is, and leave its scales as they are published: wrong ones for these widths."""
+
 
 def small(model: str) -> Architecture:
     """Every layer, every head and its sharing as published."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +58,21 @@ def train(model: str, directory: Path, seed: int, most_steps: int, until: float)
     seconds = time.process_time() - begun
     _save(network, architecture, directory / "model.safetensors")
     return Trained(steps, loss, seconds)
+
+
+def made_on() -> dict[str, str]:
+    """What decides about the last bits: releases and processor. Where they are equal, the same training gives the same
+    file."""
+    facts = dict(
+        re.findall(r"^([\w ]+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text().partition("\n\n")[0], re.MULTILINE)
+    )
+    flags = hashlib.sha256(facts.get("flags", facts.get("Features", "")).encode()).hexdigest()[:12]
+    known = [facts[key] for key in ("vendor_id", "cpu family", "model", "stepping") if key in facts]
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "processor": " ".join([*known, torch.backends.cpu.get_cpu_capability(), flags]),
+    }
 
 
 def _network(config: dict[str, Any]) -> Any:

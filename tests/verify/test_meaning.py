@@ -5,15 +5,22 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from gemma4cfg import load_config
 from gemma4cfg.errors import ConfigError, DisprovedError, UserError
+from gemma4cfg.runtime.graphs import RankModule
 from gemma4cfg.tasks import verify
+from gemma4cfg.verify import proof
+from gemma4cfg.verify.proof import judge
 from tests.trained import trained
 from tests.trained.damage import damaged
+from tests.trained.sizes import E2B_BY_KEYS
+from tests.verify.breaking import broken
 
 SHORT = (
     "tp=2",
@@ -29,8 +36,10 @@ def verified(directory: Path, *overrides: str) -> None:
     verify.run(load_config(["task=verify", *overrides]), directory, Console(file=io.StringIO(), width=160))
 
 
-def test_equal_to_the_reference_and_nonsense_all_the_same(tmp_path: Path) -> None:
-    """The only check that fails is the text's."""
+def test_equal_to_the_reference_and_nonsense_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only check that fails is the text's, and without it nothing would."""
+    judged: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(proof, "judge", lambda *given: judged.append(given) or judge(*given))
     directory = damaged(trained("e2b"), "no-template", tmp_path / "wrong")
     choices = ("verify.expect=Paris", "verify.check_inputs=false", *SHORT)
     with pytest.raises(DisprovedError, match=r"the plan is disproved: meaning$") as caught:
@@ -41,12 +50,48 @@ def test_equal_to_the_reference_and_nonsense_all_the_same(tmp_path: Path) -> Non
     checks = {check["name"]: check["passed"] for check in json.loads((tmp_path / "verify.json").read_text())["checks"]}
     assert [name for name, passed in checks.items() if not passed] == ["meaning"]
     assert {"prefill_logits", "decode_logits", "tokens"} < set(checks)
+    (given,) = judged
+    with broken("meaning"):
+        assert judge(*given).holds
 
 
-def test_an_unsound_input_is_refused_before_anything_is_run(tmp_path: Path) -> None:
-    directory = damaged(trained("e2b"), "no-template", tmp_path / "wrong")
-    with pytest.raises(UserError, match="no chat template"):
-        verified(tmp_path, f"checkpoint={directory}", "verify.expect=Paris", *SHORT)
+def test_a_softcap_applied_twice_is_disproved_though_the_text_makes_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in the graph, and once more by the host."""
+    made = RankModule._head
+    monkeypatch.setattr(RankModule, "_head", lambda module, hidden: torch.tanh(made(module, hidden) / 30) * 30)
+    with pytest.raises(DisprovedError, match=r"the plan is disproved: prefill_logits, decode_logits$"):
+        verified(tmp_path, f"checkpoint={trained('e2b')}", "verify.expect=Paris", *SHORT)
+    checks = {check["name"]: check for check in json.loads((tmp_path / "verify.json").read_text())["checks"]}
+    assert checks["meaning"]["detail"] == "'What is the capital of France?' gives 'Paris.'"
+
+
+@pytest.mark.parametrize(
+    "wrong,choices,reason",
+    [
+        pytest.param("no-template", (), "no chat template", id="no-template"),
+        pytest.param(
+            "literal-turn-markers",
+            (),
+            r"<\|turn> is read as literal text, 4 ids .*, not as one id",
+            id="literal-markers",
+        ),
+        pytest.param("two-bos", (), "and not with one <bos>", id="two-bos"),
+        pytest.param(
+            None,
+            (*E2B_BY_KEYS, "model.embedding_scale=1.0"),
+            "token embeddings are multiplied by 1.0, and .* 32, 5.65625; leave model.embedding_scale out",
+            id="embedding-scale",
+        ),
+    ],
+)
+def test_an_unsound_input_is_refused_before_anything_is_run(
+    wrong: str | None, choices: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    directory = damaged(trained("e2b"), wrong, tmp_path / "wrong") if wrong else trained("e2b")
+    with pytest.raises(UserError, match=reason):
+        verified(tmp_path, f"checkpoint={directory}", "verify.expect=Paris", *choices, *SHORT)
     assert not (tmp_path / "verify.json").exists()
 
 

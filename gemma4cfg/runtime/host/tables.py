@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from gemma4cfg.architecture.inventory import EMBEDDING, PLE_PROJECTION, PLE_PROJECTION_NORM, PLE_TABLE
-from gemma4cfg.errors import ConfigError, UserError
+from gemma4cfg.errors import UserError
 from gemma4cfg.plan.records import Numerics, Plan
 from sharding.errors import ShardingError
 from sharding.files import read_bytes
@@ -41,15 +41,9 @@ class HostTables:
         """The tables of the plan's ``host`` in the resharder's ``directory``. Tables are mapped, not read; the PLE
         projection, which every token needs whole, is read.
 
-        Raises ConfigError where the projection would need an embedding that the host does not have, UserError where the
-        file is missing, unsound, or of another plan.
+        Raises UserError where the file is missing, unsound, or of another plan.
         """
         names = {name for name, entry in plan.tensors.items() if entry["home"] == "host"}
-        if PLE_PROJECTION in names and EMBEDDING not in names:
-            raise ConfigError(
-                "offload.per_layer_projection=host with offload.token_embedding=device: the host projects token embeddings; "
-                "set offload.token_embedding=host too, or offload.per_layer_projection=device"
-            )
         common = (plan.numerics, getattr(torch, plan.dtype), vocabulary_of(plan), len(plan.layers))
         if not names:
             return cls(*common, None, None, None)

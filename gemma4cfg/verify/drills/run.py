@@ -12,8 +12,8 @@ from gemma4cfg.errors import ConfigError, UserError
 from gemma4cfg.runtime.processes import RankError
 from gemma4cfg.verify.drills.records import Drill
 from gemma4cfg.verify.place import Place
-from gemma4cfg.verify.proof import Preparations, Prepared, prove
-from gemma4cfg.verify.records import Check, Proof
+from gemma4cfg.verify.proof import Preparations, Prepared, RankRun, judge, prove, run_ranks
+from gemma4cfg.verify.records import Check
 from gemma4cfg.verify.subject import Subject
 
 
@@ -32,6 +32,17 @@ class DrillResult:
     evidence: str
 
 
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """A drill and what its run left behind; ``ended``: why it ended before it left anything. ``prepared`` is null where the
+    plan cannot have the fault."""
+
+    drill: Drill
+    prepared: Prepared | None
+    run: RankRun | None = None
+    ended: str = ""
+
+
 def run_drills(
     config: Config,
     drills: Sequence[Drill],
@@ -40,7 +51,7 @@ def run_drills(
     seed: int,
     work: Path,
     place: Place,
-) -> Iterator[DrillResult]:
+) -> Iterator[Drilled]:
     """Each drill in turn. Raises UserError where the plan without a fault does not hold: then no drill would say a thing."""
     preparations = Preparations(steps, seed, work, place)
     prepared: dict[tuple[tuple[str, str], ...], Prepared | None] = {}
@@ -48,10 +59,8 @@ def run_drills(
         if drill.choices not in prepared:
             prepared[drill.choices] = _prepared(config, drill, make_subject, preparations, work, place)
         ready = prepared[drill.choices]
-        if ready is None or not drill.applies(ready.subject.plan):
-            yield DrillResult(drill.name, drill.room, drill.what, False, False, (), None, "the plan cannot have it")
-        else:
-            yield _run(drill, ready, work, place)
+        applies = ready is not None and drill.applies(ready.subject.plan)
+        yield run_drill(drill, ready, work, place) if ready and applies else Drilled(drill, None)
 
 
 def with_choices(config: Config, choices: Sequence[tuple[str, str]]) -> Config:
@@ -84,19 +93,23 @@ def _prepared(
     return ready
 
 
-def _run(drill: Drill, ready: Prepared, work: Path, place: Place) -> DrillResult:
-    fault = drill.plant(ready.subject.plan)
+def run_drill(drill: Drill, prepared: Prepared, work: Path, place: Place) -> Drilled:
+    """The run with the fault planted."""
     try:
-        proof = prove(ready, work, place, fault)
+        return Drilled(drill, prepared, run_ranks(prepared, work, place, drill.plant(prepared.subject.plan)))
     except (RankError, UserError, LookupError) as error:
-        last = str(error).strip().splitlines()[-1]
-        return DrillResult(drill.name, drill.room, drill.what, True, True, ("run",), None, f"the run ended: {last}")
-    return result_of(drill, proof)
+        return Drilled(drill, prepared, ended=str(error).strip().splitlines()[-1])
 
 
-def result_of(drill: Drill, proof: Proof) -> DrillResult:
-    """What a proof with the fault planted says of the drill."""
-    failed = proof.failed
+def result_of(drilled: Drilled) -> DrillResult:
+    """What the checks say of a drill's run. Pure."""
+    drill, prepared = drilled.drill, drilled.prepared
+    if prepared is None:
+        return DrillResult(drill.name, drill.room, drill.what, False, False, (), None, "the plan cannot have it")
+    if drilled.run is None:
+        evidence = f"the run ended: {drilled.ended}"
+        return DrillResult(drill.name, drill.room, drill.what, True, True, ("run",), None, evidence)
+    failed = judge(prepared, drilled.run).failed
     figures = [check.figure for check in failed if check.figure is not None]
     return DrillResult(
         name=drill.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from gemma4cfg import build_plan, load_config  # noqa: E402
-from gemma4cfg.errors import ConfigError, UserError  # noqa: E402
+from gemma4cfg.errors import UserError  # noqa: E402
 from gemma4cfg.plan.records import Plan  # noqa: E402
 from gemma4cfg.runtime.host.tables import HostTables  # noqa: E402
 from sharding import reshard  # noqa: E402
@@ -121,14 +120,6 @@ def test_an_id_outside_the_vocabulary(choice: str, token: int, tmp_path: Path) -
     tables = HostTables.open(plan, resharded(plan, tmp_path))
     with pytest.raises(UserError, match=f"token id {token}: the vocabulary has 70 ids, 0 to 69"):
         tables.inputs(torch.tensor([[3, token]]))
-
-
-def test_the_projection_needs_the_embedding_beside_it(tmp_path: Path) -> None:
-    plan = plan_of("bfloat16")
-    home = {EMBEDDING: "device", twins.PREFIX + PLE[1]: "host"}
-    tensors = {name: {**entry, "home": home.get(name, entry["home"])} for name, entry in plan.tensors.items()}
-    with pytest.raises(ConfigError, match=r"offload.per_layer_projection=host .* offload.token_embedding=host too"):
-        HostTables.open(replace(plan, tensors=tensors), tmp_path)
 
 
 def test_tables_of_another_plan(tmp_path: Path) -> None:
