@@ -90,9 +90,10 @@ def ranks_differ(plan: Any) -> list[str]:
     """What changes when the process group tells the truth about its rank; empty where the program is one for all."""
     from neuron_double.rank_check import baked_ranks
 
-    from gemma4cfg.compile.modules import example_inputs, zero_weights
     from gemma4cfg.compile.values import collectives_of
     from gemma4cfg.runtime.graphs import BufferGraphs
+    from gemma4cfg.runtime.kv import example_inputs
+    from gemma4cfg.runtime.weights import zero_weights
 
     if plan.tp == 1:
         return []

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from gemma4cfg.compile.backend import Backend, Places
 from gemma4cfg.compile.export_backend import ExportBackend
-from gemma4cfg.compile.exporting import Exported, export_graph
+from gemma4cfg.compile.exporting import export_graph
 from gemma4cfg.compile.sdk_backends import SdkBackend, weights_in
 from gemma4cfg.errors import PlanError
 from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.programs import Exported
 from gemma4cfg.verify.proof import rank_files
 from gemma4cfg.verify.subject import Subject
 from tests.compile.recipes import checkpoint_of, subject

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from gemma4cfg import build_plan, load_config
-from gemma4cfg.compile.exporting import Exported, baked_values, export_graph, program_text
+from gemma4cfg.compile.exporting import export_graph
 from gemma4cfg.compile.graph_check.constants import baked_ranks
 from gemma4cfg.compile.graph_check.rules import RULES, check_graph
 from gemma4cfg.compile.graph_check.size import tiles
 from gemma4cfg.compile.graph_check.subject import Subject
 from gemma4cfg.compile.modules import graph_module
-from gemma4cfg.compile.rankless import RankReadError
 from gemma4cfg.config.catalog import decode_choice, read_choice
 from gemma4cfg.config.sdk import MatmulTile, Sdk, SourcedCount
 from gemma4cfg.config.target import Target
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.programs import Exported, baked_values, program_text
+from gemma4cfg.runtime.rankless import RankReadError
 from gemma4cfg.verify.subject import subject_of
 from sharding.collectives.distributed import fake_group
 from tests.verify.shortened import SHORT, short_config
