@@ -6,6 +6,9 @@ import gc
 gc.disable()
 
 from gemma4cfg.cli import main  # noqa: E402
+from gemma4cfg.compile.sdk_environment import prepare_spawned  # noqa: E402
+
+prepare_spawned()
 
 if __name__ == "__main__":
     main()

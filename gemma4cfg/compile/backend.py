@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from gemma4cfg.plan.records import Graph, Plan
 
 if TYPE_CHECKING:
-    from gemma4cfg.compile.exporting import Exported
     from gemma4cfg.runtime.host.session import Runner
+    from gemma4cfg.runtime.programs import Exported
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from gemma4cfg.compile.versions import installed, versions_of
 from gemma4cfg.plan.records import Plan
 
 if TYPE_CHECKING:
-    from gemma4cfg.compile.exporting import Exported
     from gemma4cfg.runtime.host.session import Runner
+    from gemma4cfg.runtime.programs import Exported
 
 TEXT_FILE, HLO_FILE, CONSTANTS_FILE = "graph.txt", "graph.hlo.txt", "constants.json"
 HLO_PACKAGES = ("torch_xla",)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemma4cfg.compile.modules import example_inputs, graph_module, zero_weights
-from gemma4cfg.compile.rankless import rankless
+from gemma4cfg.compile.modules import graph_module
 from gemma4cfg.plan.records import Graph, Plan
+from gemma4cfg.runtime.kv import example_inputs
+from gemma4cfg.runtime.rankless import rankless
+from gemma4cfg.runtime.weights import zero_weights
 from sharding.collectives.alone import Alone
 from sharding.collectives.protocol import Collectives
 

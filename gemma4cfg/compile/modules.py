@@ -1,22 +1,15 @@
-"""The modules that a plan's graphs are traced from, and the memory behind their weights."""
+"""The modules that a plan's graphs are traced from, and the rank files that fill them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from gemma4cfg.plan.records import Graph, Plan
 from gemma4cfg.runtime.graphs import BufferGraphs, ParameterGraph, RankModule
-from gemma4cfg.runtime.kv import empty
 from sharding.collectives.protocol import Collectives
-
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
 StateKind = Literal["buffer", "parameter"]
 
@@ -36,42 +29,6 @@ def graph_module(plan: Plan, graph: Graph, collectives: Collectives) -> RankModu
 def state_names(module: nn.Module) -> tuple[str, ...]:
     """Parameters of the module that hold KV, in the ports' order: no rank file has them."""
     return tuple(name for name, _ in module.named_parameters() if name.startswith("states."))
-
-
-def example_inputs(graph: Graph) -> dict[str, Tensor]:
-    """Zeros for every port, in the ports' order."""
-    return {port.name: empty(port) for port in graph.inputs}
-
-
-def zero_weights(module: nn.Module) -> nn.Module:
-    """Give weights on the meta device real memory, zeros: a tracer moves them, a rank file replaces them."""
-    for name, parameter in list(module.named_parameters()):
-        if parameter.is_meta:
-            assign(module, name, torch.zeros(parameter.shape, dtype=parameter.dtype))
-    return module
-
-
-@contextmanager
-def without_memory(module: nn.Module) -> Iterator[FakeTensorMode]:
-    """Weights on the meta device are tensors of the CPU without contents while it lasts: a model of any size can be
-    exported, and nothing can depend on what a weight holds."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    hollow = {name: parameter for name, parameter in module.named_parameters() if parameter.is_meta}
-    with mode:
-        for name, parameter in hollow.items():
-            assign(module, name, torch.empty(parameter.shape, dtype=parameter.dtype))
-    try:
-        yield mode
-    finally:
-        for name, parameter in hollow.items():
-            _owner(module, name)._parameters[name.rpartition(".")[2]] = parameter
-
-
-def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put ``tensor`` where the module has the parameter ``name``."""
-    _owner(module, name)._parameters[name.rpartition(".")[2]] = nn.Parameter(tensor, requires_grad=False)
 
 
 def read_rank(path: Path, wanted: frozenset[str]) -> dict[str, Tensor]:
@@ -94,7 +51,3 @@ def read_rank(path: Path, wanted: frozenset[str]) -> dict[str, Tensor]:
             "whatever memory held"
         )
     return found
-
-
-def _owner(module: nn.Module, name: str) -> nn.Module:
-    return module.get_submodule(name.rpartition(".")[0])

@@ -89,12 +89,17 @@ def _made(
     plan: Plan, unit: Unit, backend: Backend, sdk: Sdk, target: Target, work: Work, inputs: Inputs
 ) -> tuple[Artifact, Literal["built", "reused"], tuple[str, ...]]:
     from gemma4cfg.compile.exporting import export_graph
+    from gemma4cfg.compile.graph_check.constants import baked_ranks
     from gemma4cfg.compile.graph_check.rules import check_graph
     from gemma4cfg.compile.graph_check.subject import Subject
     from gemma4cfg.plan.encode import to_plain
 
     exported = tuple(export_graph(plan, graph) for graph in unit.graphs)
     findings = tuple(finding for one in exported for finding in check_graph(Subject(plan, one, sdk, target)))
+    if plan.tp > 1:
+        findings += tuple(
+            finding for one in exported for finding in baked_ranks(one, export_graph(plan, one.graph, plan.tp - 1))
+        )
     if errors := errors_of(findings):
         raise PlanError("\n".join(f"{error.message}. {error.fix}" for error in errors), findings)
     key = Key.of(

@@ -43,7 +43,10 @@ def render(plan: Plan) -> str:
         lines += [f"{_INDENT * (len(depth) + 1)}{line}" for line in _statement(plan, index, call)]
     lines.append(f"{_INDENT}return parts, {{{', '.join(f'{index}: call_{index}' for index in kept)}}}")
     lines += _per_prompt(plan)
-    lines += ["", "", 'if __name__ == "__main__":', f"{_INDENT}main()", ""]
+    lines += ["", "", 'if __name__ == "__main__":', f"{_INDENT}main()"]
+    if plan.recipe == "tp_alias":
+        lines += ["else:  # a rank's process, which parallel_model_trace spawns", f"{_INDENT}Parts.prepare_spawned()"]
+    lines.append("")
     return "\n".join(lines)
 
 

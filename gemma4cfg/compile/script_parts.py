@@ -14,7 +14,7 @@ from gemma4cfg.compile import values
 from gemma4cfg.compile.carry_out import instance_of, weight_names_of
 from gemma4cfg.compile.modules import read_rank
 from gemma4cfg.compile.script import state_outputs
-from gemma4cfg.compile.sdk_environment import prepare
+from gemma4cfg.compile.sdk_environment import prepare, prepare_spawned
 from gemma4cfg.compile.sdk_runner import states_of
 from gemma4cfg.compile.seeding import seed
 from gemma4cfg.plan.records import Plan
@@ -42,6 +42,11 @@ class Parts:
         parser.add_argument("--output", type=Path, default=Path("compiled"), help="programs and rank files")
         given = parser.parse_args()
         return cls(plan, given.output, given.checkpoint)
+
+    @staticmethod
+    def prepare_spawned() -> None:
+        """Make a process that another one has spawned fit for the SDK."""
+        prepare_spawned()
 
     def plan_part(self, path: str) -> Any:
         """A part of the plan's JSON, e.g. ``tensors`` or ``provenance/checkpoint_names``."""

@@ -14,8 +14,8 @@ from gemma4cfg.compile.versions import versions_of
 from gemma4cfg.plan.records import Graph, Plan
 
 if TYPE_CHECKING:
-    from gemma4cfg.compile.exporting import Exported
     from gemma4cfg.runtime.host.session import Runner
+    from gemma4cfg.runtime.programs import Exported
 
 _SAVES = {
     "torch.jit.save": "f",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 from types import ModuleType
 
 SYSTEM_TOOLS = "/opt/aws/neuron/bin"
+
+_PREPARED = "GEMMA4CFG_SDK_PREPARED"
+"""Set in the environment of a prepared process."""
 
 
 def prepare() -> tuple[str, ...]:
@@ -34,7 +36,15 @@ def prepare() -> tuple[str, ...]:
     if "MASTER_PORT" not in os.environ:
         os.environ["MASTER_PORT"] = str(_spare_port())
         done.append(f"MASTER_PORT: {os.environ['MASTER_PORT']}, a spare one")
+    os.environ[_PREPARED] = "1"
     return tuple(done)
+
+
+def prepare_spawned() -> None:
+    """The same in a process that a prepared one has spawned, as ``parallel_model_trace`` does for each rank: it has the
+    environment, but not the module that stands in. For main modules, which are imported before anything of the SDK's."""
+    if _PREPARED in os.environ:
+        prepare()
 
 
 def _lacks_fx() -> bool:
@@ -44,6 +54,8 @@ def _lacks_fx() -> bool:
 
 
 def _spare_port() -> int:
+    import socket
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from gemma4cfg.compile.modules import example_inputs
 from gemma4cfg.plan.records import Graph
+from gemma4cfg.runtime.kv import example_inputs
 
 
 class SilentLossError(RuntimeError):

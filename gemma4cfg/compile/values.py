@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gemma4cfg.compile.collectives import SdkCollectives
-from gemma4cfg.compile.modules import example_inputs, read_rank, zero_weights
-from gemma4cfg.compile.rankless import sdk_rankless
+from gemma4cfg.compile.modules import read_rank, state_names
 from gemma4cfg.compile.state_check import check_aliases, check_buffers
 from gemma4cfg.errors import PlanError
 from gemma4cfg.plan.records import Graph, Plan
 from gemma4cfg.runtime.graphs import BufferGraphs, ParameterGraph, RankModule
-from gemma4cfg.runtime.kv import empty
+from gemma4cfg.runtime.kv import empty, example_inputs
+from gemma4cfg.runtime.rankless import sdk_rankless
+from gemma4cfg.runtime.weights import assign, zero_weights
 from sharding.collectives.alone import Alone
 from sharding.collectives.protocol import Collectives
 
@@ -112,8 +113,6 @@ class RankFunction:
     directory: Path | None
 
     def __call__(self) -> tuple[nn.Module, dict[nn.Parameter, int]]:
-        from gemma4cfg.compile.modules import assign, state_names
-
         module = make_module(self.plan, self.spelled)
         names = frozenset(dict(module.named_parameters())) - frozenset(state_names(module))
         weights = read_ranks(_only(self.spelled["weights"], _own_rank()), self.directory, names)[0]

@@ -16,8 +16,9 @@ PROGRAMS = ("neuronx-cc", "libneuronpjrt-path", "neuron-ls")
 COMPILE_CACHE = "/var/tmp/neuron-compile-cache"
 """Where the SDK keeps what it compiled, unless NEURON_COMPILE_CACHE_URL says otherwise."""
 
-V1_PORT = 29500
-"""ModelBuilder's first version meets there, unless MASTER_PORT says otherwise."""
+PORTS = {"tp_alias": 2022, "model_builder": 29500}
+"""Where ranks meet while they are traced, by recipe: parallel_model_trace always there, ModelBuilder's first version unless
+MASTER_PORT says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def read_machine(packages: Iterable[str], directories: Iterable[Path]) -> Machin
         failed_modules=failed_modules(Path(cache)),
         virtual_environment=Path(sys.prefix).name if sys.prefix != sys.base_prefix else None,
         environments=tuple(sorted(path.name for path in Path("/opt").glob("aws_neuronx_venv_*"))),
-        used_ports=tuple(port for port in (V1_PORT,) if _used(port)),
+        used_ports=tuple(port for port in PORTS.values() if _used(port)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
 from gemma4cfg.config.target import Target
-from gemma4cfg.doctor.machine import V1_PORT, Machine
+from gemma4cfg.doctor.machine import PORTS, Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
 from gemma4cfg.plan.records import Plan
 
@@ -156,11 +156,17 @@ def compile_cache(visit: Visit) -> Iterator[Line]:
 
 
 def ports(visit: Visit) -> Iterator[Line]:
-    """Of ModelBuilder's first version; task=compile takes a spare one by itself."""
-    if V1_PORT in visit.machine.used_ports:
-        yield Line("port", "warning", f"{V1_PORT} is in use", "export MASTER_PORT=29600 for scripts of your own")
+    """Where ranks meet while they are traced. For ModelBuilder task=compile takes a spare one by itself; parallel_model_trace
+    takes no other than its own."""
+    port = PORTS.get(visit.plan.recipe)
+    if port is None:
+        return
+    if port not in visit.machine.used_ports:
+        yield Line("port", "ok", f"{port} is free", "")
+    elif visit.plan.recipe == "tp_alias":
+        yield Line("port", "missing", f"{port} is in use, and parallel_model_trace takes no other", "end what holds it")
     else:
-        yield Line("port", "ok", f"{V1_PORT} is free", "")
+        yield Line("port", "warning", f"{port} is in use", "export MASTER_PORT=29600 for scripts of your own")
 
 
 def tokenizer(visit: Visit) -> Iterator[Line]:

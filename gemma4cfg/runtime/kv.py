@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from gemma4cfg.plan.records import Port
+from gemma4cfg.plan.records import Graph, Port
 
 
 class KvState(Protocol):
@@ -64,3 +64,8 @@ class TensorState:
 def empty(port: Port) -> Tensor:
     """A buffer or an example input of zeros."""
     return torch.zeros(port.shape, dtype=getattr(torch, port.dtype))
+
+
+def example_inputs(graph: Graph) -> dict[str, Tensor]:
+    """Zeros for every port, in the ports' order."""
+    return {port.name: empty(port) for port in graph.inputs}

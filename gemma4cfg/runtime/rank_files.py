@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import nn
 
 from gemma4cfg.errors import PlanError
+from gemma4cfg.runtime.weights import assign
 
 RANK_FILE = "tp{rank}_sharded_checkpoint.safetensors"
 
@@ -30,14 +31,9 @@ def load_rank(module: nn.Module, path: Path, state: tuple[str, ...] = ()) -> Non
             if tensor.shape != here.shape or tensor.dtype != here.dtype:
                 wrong.append(f"{name} is {_spelled(tensor)}, not {_spelled(here)}")
                 continue
-            _assign(module, name, tensor)
+            assign(module, name, tensor)
     if wrong:
         raise PlanError(f"{path} is not of this plan: {'; '.join(wrong)}")
-
-
-def _assign(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    path, _, last = name.rpartition(".")
-    module.get_submodule(path)._parameters[last] = nn.Parameter(tensor, requires_grad=False)
 
 
 def _spelled(tensor: torch.Tensor) -> str:

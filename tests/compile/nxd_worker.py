@@ -1,6 +1,6 @@
 """One plan through the real open NxD sources, in a process of its own: prints what the HLO of each graph is, as JSON.
 
-python -m tests.compile.nxd_worker NXD_SRC NEURON_DOUBLE OVERRIDES…
+python -m tests.compile.nxd_worker NXD_SRC NEURON_DOUBLE [--bake] OVERRIDES…
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 
 def main() -> None:
@@ -24,35 +27,95 @@ def main() -> None:
     from gemma4cfg import load_config
     from gemma4cfg.verify.subject import subject_of
 
-    subject = subject_of(load_config([*overrides, "task=verify", "verify.steps=4"]))
+    bake = "--bake" in overrides
+    choices = [one for one in overrides if one != "--bake"]
+    subject = subject_of(load_config([*choices, "task=verify", "verify.steps=4"]))
     with tempfile.TemporaryDirectory() as work:
-        print("RESULT " + json.dumps(traced(subject, Path(work))))
+        print("RESULT " + json.dumps(traced(subject, Path(work), bake)))
 
 
-def traced(subject: Any, work: Path) -> dict[str, Any]:
-    """The plan's build calls carried out, what they left, and, of ModelBuilder's second version, whether ranks differ."""
+def traced(subject: Any, work: Path, bake: bool) -> dict[str, Any]:
+    """The plan's build calls carried out, what they left, and whether another rank's programs differ. ``bake``: the module
+    knows its rank, which has to show."""
+    from neuron_double.rank_check import differences, fingerprint
+
+    plan, last = subject.plan, subject.plan.tp - 1
+    if bake:
+        knows_its_rank()
+    artifact = work / "artifact"
+    first = built_as(0, plan, artifact, work)
+    other = built_as(last, plan, work / "other", work) if last else first
+    return {
+        "graphs": [graph_of(made.hlo_module) for made in first],
+        "expected": [expected(plan, graph) for graph in plan.graphs],
+        "files": sorted(path.name for path in artifact.iterdir()),
+        "ranks_differ": [
+            f"{graph.name}: {line}"
+            for graph, one, another in zip(plan.graphs, first, other, strict=True)
+            for line in differences(fingerprint(one), fingerprint(another))
+        ],
+        "tokens": tokens(subject, artifact, work) if plan.tp == 1 else None,
+    }
+
+
+def built_as(rank: int, plan: Any, artifact: Path, work: Path) -> list[Any]:
+    """HLO of the plan's graphs, built by its calls in a process that is ``rank``: both builders say rank 0, whoever asks."""
     from neuron_double import recorder
 
     from gemma4cfg.compile.carry_out import CarryOut
     from gemma4cfg.compile.sdk_backends import SdkBackend
     from gemma4cfg.compile.sdk_environment import prepare
 
-    plan = subject.plan
     prepare()
-    backend = SdkBackend(plan.recipe, None)
-    artifact = work / "artifact"
     artifact.mkdir()
-    for unit in backend.units(plan):
-        CarryOut(plan, lambda path: artifact / path, work / "workdir", None, None).run(unit.build)
-    graphs = [graph_of(made.hlo_module) for made in recorder.HLO_ARTIFACTS]
-    by_name = any(call.api == "neuronx_distributed.ModelBuilder" for call in plan.calls)
-    return {
-        "graphs": graphs,
-        "expected": [expected(plan, graph) for graph in plan.graphs],
-        "files": sorted(path.name for path in artifact.iterdir()),
-        "ranks_differ": ranks_differ(plan) if by_name else [],
-        "tokens": tokens(subject, artifact, work) if plan.tp == 1 else None,
-    }
+    recorder.HLO_ARTIFACTS.clear()
+    with truthful(rank):
+        for unit in SdkBackend(plan.recipe, None).units(plan):
+            CarryOut(plan, lambda path: artifact / path, work / "workdir", None, None).run(unit.build)
+    return list(recorder.HLO_ARTIFACTS)
+
+
+@contextmanager
+def truthful(rank: int) -> Iterator[None]:
+    """While it lasts torch.distributed and the SDK's tensor-parallel group, as the SDK mocks them, are of ``rank``."""
+    from neuronx_distributed.trace.mock_torchdist import MockDistributed
+
+    init, new = MockDistributed.init_process_group, MockDistributed.new_group
+
+    def init_process_group(backend: str, rank: int = rank, world_size: int = 1, own: int = rank) -> None:  # noqa: ARG001
+        init(backend, own, world_size)
+
+    def new_group(group_ranks: Any, pg_options: Any) -> Any:
+        group = new(group_ranks, pg_options)
+        group.rank.return_value = rank if group.size() > 1 else 0
+        return group
+
+    with (
+        mock.patch.object(MockDistributed, "init_process_group", staticmethod(init_process_group)),
+        mock.patch.object(MockDistributed, "new_group", staticmethod(new_group)),
+    ):
+        yield
+
+
+def knows_its_rank() -> None:
+    """The fault that a comparison of ranks has to find: a number of Python's, read while the module is made."""
+    from neuronx_distributed.parallel_layers import parallel_state
+
+    from gemma4cfg.runtime.graphs import RankModule
+
+    right = RankModule.choose
+
+    def choose(self: Any, logits: Any) -> Any:
+        return right(self, logits * (2.0 + self.rank))
+
+    made = RankModule.__init__
+
+    def initialize(self: Any, plan: Any, collectives: Any) -> None:
+        made(self, plan, collectives)
+        up = parallel_state.model_parallel_is_initialized()
+        self.rank = parallel_state.get_tensor_model_parallel_rank() if up else 0
+
+    RankModule.choose, RankModule.__init__ = choose, initialize  # type: ignore[method-assign]
 
 
 def graph_of(module: Any) -> dict[str, Any]:
@@ -84,26 +147,6 @@ def expected(plan: Any, graph: Any) -> dict[str, Any]:
         "groups": [[list(range(plan.tp))]] if plan.tp > 1 else [],
         "aliased": sorted(list(port.shape) for port in graph.state),
     }
-
-
-def ranks_differ(plan: Any) -> list[str]:
-    """What changes when the process group tells the truth about its rank; empty where the program is one for all."""
-    from neuron_double.rank_check import baked_ranks
-
-    from gemma4cfg.compile.modules import example_inputs, zero_weights
-    from gemma4cfg.compile.values import collectives_of
-    from gemma4cfg.runtime.graphs import BufferGraphs
-
-    if plan.tp == 1:
-        return []
-
-    def build() -> Any:
-        return zero_weights(BufferGraphs(plan, collectives_of(plan)))
-
-    found: list[str] = []
-    for graph in plan.graphs:
-        found += baked_ranks(build, example_inputs(graph), plan.tp)
-    return found
 
 
 def tokens(subject: Any, artifact: Path, work: Path) -> dict[str, Any]:

@@ -7,14 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from gemma4cfg.compile.backend import Backend, Places
 from gemma4cfg.compile.export_backend import ExportBackend
-from gemma4cfg.compile.exporting import Exported, export_graph
+from gemma4cfg.compile.exporting import export_graph
 from gemma4cfg.compile.sdk_backends import SdkBackend, weights_in
+from gemma4cfg.compile.sdk_runner import states_of
 from gemma4cfg.errors import PlanError
 from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime.host.session import Runner
+from gemma4cfg.runtime.kv import example_inputs
+from gemma4cfg.runtime.programs import Exported
 from gemma4cfg.verify.proof import rank_files
 from gemma4cfg.verify.subject import Subject
 from tests.compile.recipes import checkpoint_of, subject
@@ -90,6 +95,42 @@ def test_contract(
     assert not [api for api in apis if api.endswith((".trace", ".compile", ".save", "_trace", "_save"))], (
         "it only loads"
     )
+
+
+@pytest.mark.parametrize("name", ["trace", "tp_alias"])
+def test_decode_is_handed_the_kv_of_prefill(
+    name: str, recorder: Recorder, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """On every rank, of each stream when decode goes on with it, and not again."""
+    backend, one = backend_and_subject(name)
+    plan = one.plan
+    ranks = rank_files(plan, checkpoint_of(checkpoints, one), tmp_path)
+    runner = backend.load(plan, build_all(backend, plan, tmp_path / "programs", ranks, NAMES[name][1]), ranks)
+    prefill, decode = (result for api, _, result in recorder.calls if api.endswith(("jit.load", "model_load")))
+    for rank in range(plan.tp):
+        for slot, tensor in enumerate(states_of(prefill, rank)):
+            tensor.copy_(100 * rank + slot + 1 + torch.arange(plan.shapes.batch)[:, None, None, None] / 10)
+
+    run(runner, plan, plan.graphs[0].name, {0: (0, 5), 1: (0, 5)})
+    for goes_on in (0, 1):
+        run(runner, plan, "decode", {goes_on: (5, 1)})
+        for rank in range(plan.tp):
+            for old, new in zip(states_of(prefill, rank), states_of(decode, rank), strict=True):
+                assert torch.equal(new[: goes_on + 1], old[: goes_on + 1])
+                assert not new[goes_on + 1 :].any()
+    for tensor in states_of(prefill, plan.tp - 1):
+        tensor.zero_()
+    run(runner, plan, "decode", {0: (6, 1)})
+    assert all(tensor[:2].all() for tensor in states_of(decode, plan.tp - 1)), "decode's own KV is newer"
+
+
+def run(runner: Runner, plan: Plan, graph: str, streams: dict[int, tuple[int, int]]) -> None:
+    """``streams``: what each holds already, and how many rows it takes."""
+    inputs = example_inputs(next(one for one in plan.graphs if one.name == graph))
+    for stream, (held, rows) in streams.items():
+        inputs["position_ids"][stream] += held
+        inputs["valid_length"][stream] = rows
+    runner.run(graph, inputs)
 
 
 @pytest.mark.usefixtures("recorder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from gemma4cfg import build_plan, load_config
-from gemma4cfg.compile.exporting import Exported, baked_values, export_graph, program_text
+from gemma4cfg.compile.artifacts import Artifacts
+from gemma4cfg.compile.export_backend import ExportBackend
+from gemma4cfg.compile.exporting import export_graph
 from gemma4cfg.compile.graph_check.constants import baked_ranks
 from gemma4cfg.compile.graph_check.rules import RULES, check_graph
 from gemma4cfg.compile.graph_check.size import tiles
 from gemma4cfg.compile.graph_check.subject import Subject
 from gemma4cfg.compile.modules import graph_module
-from gemma4cfg.compile.rankless import RankReadError
+from gemma4cfg.compile.run import Work, compile_plan
 from gemma4cfg.config.catalog import decode_choice, read_choice
 from gemma4cfg.config.sdk import MatmulTile, Sdk, SourcedCount
 from gemma4cfg.config.target import Target
+from gemma4cfg.errors import PlanError
 from gemma4cfg.findings import Finding
-from gemma4cfg.plan.records import Plan
+from gemma4cfg.plan.records import Graph, Plan
+from gemma4cfg.runtime.graphs import RankModule
+from gemma4cfg.runtime.programs import Exported, baked_values, program_text
+from gemma4cfg.runtime.rankless import RankReadError
 from gemma4cfg.verify.subject import subject_of
+from sharding.collectives import Collectives
 from sharding.collectives.distributed import fake_group
 from tests.verify.shortened import SHORT, short_config
 
@@ -361,6 +369,23 @@ def test_a_module_that_asks_for_its_rank_is_not_exported(monkeypatch: pytest.Mon
     with fake_group(2) as group:
         assert torch.distributed.get_rank() == 0, "ranks can be asked for again"
         assert group.size == 2
+
+
+def test_a_module_that_was_made_with_its_rank_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rank that is read before the tracing refuses nothing; the programs of two ranks differ."""
+    import gemma4cfg.compile.exporting as exporting
+
+    def made(plan: Plan, graph: Graph, group: Collectives) -> RankModule:
+        module = graph_module(plan, graph, group)
+        module.softcap = 2.0 + torch.distributed.get_rank()
+        return module
+
+    one = subject_of(short_config("12b", "tp=2", "verify.steps=2", "recipe=model_builder")).plan
+    monkeypatch.setattr(exporting, "graph_module", made)
+    work = Work(Artifacts(tmp_path, None), tmp_path / "work", None, False)
+    with pytest.raises(PlanError, match=r"graph prefill_12: ranks do not share a program: .*2\.0.*3\.0"):
+        compile_plan(one, ExportBackend(), release(one.sdk), machine(one.target), work, lambda _: None)
+    assert not list(tmp_path.iterdir())
 
 
 # --- our own graphs ---

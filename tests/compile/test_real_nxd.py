@@ -58,6 +58,13 @@ def test_hlo_is_what_the_plan_says(model: str, tp: int, api: str, partition: str
     assert made["files"] == ["model_builder.pt"]
 
 
+@pytest.mark.parametrize("api", ["v1", "v2"])
+def test_a_rank_that_is_baked_in_shows(api: str) -> None:
+    """Or the comparison of rank 0 with the last rank would show nothing."""
+    made = worker("--bake", "model=12b", *SHORT["12b"], "tp=8", "recipe=model_builder", f"recipe.api={api}")
+    assert {line.partition(":")[0] for line in made["ranks_differ"]} == {"prefill_12", "decode"}
+
+
 @pytest.mark.parametrize("recipe", ["trace", "v1", "v2"])
 @pytest.mark.parametrize("model", SHORT)
 def test_programs_give_the_modules_tokens(model: str, recipe: str) -> None:

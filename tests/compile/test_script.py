@@ -13,7 +13,6 @@ import torch
 import transformers
 
 from gemma4cfg.compile.carry_out import BESIDE
-from gemma4cfg.compile.modules import zero_weights
 from gemma4cfg.compile.script import render
 from gemma4cfg.compile.seeding import seed
 from gemma4cfg.plan.encode import identities
@@ -22,6 +21,7 @@ from gemma4cfg.runtime.graphs import ParameterGraph
 from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.runtime.processes import RankProcesses
 from gemma4cfg.runtime.rank_files import RANK_FILE, load_rank
+from gemma4cfg.runtime.weights import zero_weights
 from gemma4cfg.verify.proof import rank_files
 from sharding.collectives import Collectives
 from tests.compile.recipes import RECIPES, checkpoint_of, subject

@@ -226,6 +226,20 @@ def test_a_core_each_takes_two() -> None:
     assert found == "2 cores, none in use; the plan takes 2"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "used", "status"),
+    [
+        pytest.param("trace", (2022, 29500), None, id="no_ranks"),
+        pytest.param("tp_alias", (29500,), "ok", id="another_recipes"),
+        pytest.param("tp_alias", (2022,), "missing", id="no_other_is_taken"),
+    ],
+)
+def test_each_recipe_has_its_port(recipe: str, used: tuple[int, ...], status: str | None) -> None:
+    of = plan("model=e2b", f"tp={1 if recipe == 'trace' else 2}", f"recipe={recipe}")
+    found = [line.status for line in lines(without(used_ports=used), of=of) if line.need == "port"]
+    assert found == ([] if status is None else [status])
+
+
 def test_too_few_cores() -> None:
     of = plan("model=31b", "tp=8", "target=inf2.24xlarge")
     found = next(line for line in lines(fit(), of=of) if line.need == "cores")

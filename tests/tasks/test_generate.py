@@ -17,6 +17,7 @@ from torch import Tensor
 from gemma4cfg import load_config
 from gemma4cfg.errors import ConfigError, UserError
 from gemma4cfg.plan.records import Plan
+from gemma4cfg.runtime import ranks
 from gemma4cfg.runtime.graphs import RankModule
 from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.tasks import generate
@@ -71,6 +72,25 @@ def test_several_prompts_and_the_files_of_before(tmp_path: Path) -> None:
     again = generated(tmp_path, E2B, f"generate.prompt={FRANCE}", "generate.max_new_tokens=1")
     assert again.startswith("0 files written (0.0 MB), 2 kept")
     assert "\nParis\n\n1 tokens (length)" in again
+
+
+@pytest.mark.parametrize(("tp", "recipe"), [(1, "trace"), (2, "model_builder")])
+def test_reloaded_programs_say_what_the_ranks_say(
+    tp: int, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = f'generate.prompt=["{FRANCE}","{JAPAN}"]'
+    asked = (E2B, prompts, "shapes.batch=2", "shapes.prefill_buckets=[16]", f"tp={tp}", f"recipe={recipe}")
+    generated(tmp_path, *asked)
+    by_ranks = answers(tmp_path)
+    assert [answer["text"] for answer in by_ranks] == ["Paris.", "Tokyo."]
+    monkeypatch.setattr(ranks, "forked_ranks", None)
+    made = generated(tmp_path, *asked, "generate.backend=artifact")
+    assert answers(tmp_path) == by_ranks
+    assert made.count("  built in ") == 2
+
+
+def answers(directory: Path) -> Any:
+    return json.loads((directory / "generation.json").read_text())["answers"]
 
 
 def test_draws_repeat_with_their_seed(tmp_path: Path) -> None:

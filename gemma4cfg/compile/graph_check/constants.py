@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import torch
-
-from gemma4cfg.compile.exporting import Exported
 from gemma4cfg.compile.graph_check.subject import Subject
 from gemma4cfg.findings import Finding
+from gemma4cfg.runtime.programs import Exported, rank_differences
 
 COMPUTED = ("model.rotary_emb.", "model.embed_tokens.embed_scale")
 """Buffers that the model makes for itself, from the plan's constants alone, alike on every rank."""
@@ -38,29 +36,9 @@ def weights_as_constants(subject: Subject) -> Iterator[Finding]:
 
 
 def baked_ranks(one: Exported, other: Exported) -> tuple[Finding, ...]:
-    """Where the programs of two ranks differ: in their text, or in the values baked into them. Numbers other than 0 and 1
-    are lifted out of a text, so both are compared."""
-    found: list[tuple[str, str]] = []
-    lines = _first_difference(one.text.splitlines(), other.text.splitlines())
-    if lines:
-        found.append(("text", f"{lines[0]!r} on one rank, {lines[1]!r} on the other"))
-    for name in sorted(one.constants.keys() | other.constants.keys()):
-        mine, theirs = one.constants.get(name), other.constants.get(name)
-        if mine is None or theirs is None or mine.dtype != theirs.dtype or not torch.equal(mine, theirs):
-            found.append((name, f"the baked value {name} differs"))
+    """Where the programs of two ranks differ: what the one that is compiled has of its rank, all of them would have."""
     fix = "a rank comes in as a tensor of the rank files, never as a number of Python's"
     return tuple(
         Finding("error", "baked_rank", None, f"graph {one.graph.name}: ranks do not share a program: {what}", fix)
-        for _, what in found
+        for what in rank_differences(one, other)
     )
-
-
-def _first_difference(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            return mine, theirs
-    if len(one) != len(other):
-        longer = one if len(one) > len(other) else other
-        extra = longer[min(len(one), len(other))]
-        return (extra, "") if longer is one else ("", extra)
-    return None

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from gemma4cfg.compile.exporting import Exported
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
 from gemma4cfg.findings import Finding, Severity
 from gemma4cfg.plan.records import Graph, Plan
+from gemma4cfg.runtime.programs import Exported
 
 _LAYER = re.compile(r"\.layers\.(\d+)\b")
 
