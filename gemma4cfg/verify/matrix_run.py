@@ -17,8 +17,8 @@ from gemma4cfg.verify.subject import subject_of
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """``prefill_relative`` and ``decode_relative``: the largest error over all streams, relative to the largest logit;
-    ``limit`` for both; ``tokens`` greedy tokens compared; ``failed`` checks by name; ``seconds`` of the ranks; ``versions``
-    of the reference's packages."""
+    ``limit`` for both; ``steps`` decoded after each prompt, ``tokens`` greedy tokens compared in all; ``failed`` checks by
+    name; ``seconds`` of the ranks; ``versions`` of the reference's packages."""
 
     overrides: tuple[str, ...]
     features: tuple[Feature, ...]
@@ -27,6 +27,7 @@ class CaseResult:
     prefill_relative: float
     decode_relative: float
     limit: float
+    steps: int
     tokens: int
     failed: tuple[str, ...]
     seconds: float
@@ -50,6 +51,7 @@ def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: P
             prefill_relative=max(stream.prefill_relative for stream in proof.streams),
             decode_relative=max(stream.decode_relative for stream in proof.streams),
             limit=limit,
+            steps=steps,
             tokens=sum(stream.decided_tokens for stream in proof.streams),
             failed=tuple(check.name for check in proof.failed),
             seconds=proof.seconds["ranks"],

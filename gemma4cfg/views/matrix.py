@@ -18,8 +18,9 @@ python -m gemma4cfg.verify outputs/matrix/*/verify.json > docs/proof.md
 ```
 
 Errors are of logits, the largest over all streams and steps, relative to the reference's largest logit; the limit is ten times
-the reference's own noise, and at most 1e-4. Tokens are greedy ones beyond that noise, all equal where a case holds. Twins have
-the real layer pattern, as many layers as fit a machine at that degree.
+the reference's own noise, and at most 1e-4. *Decoded*: steps after each prompt (`verify.steps`; the window is 8). *Tokens*:
+greedy ones of all prompts beyond that noise, all equal where a case holds. Twins have the real layer pattern, as many layers as
+fit a machine at that degree.
 
 """
 
@@ -47,12 +48,13 @@ def _model(case: Mapping[str, Any]) -> str:
 
 def _table(cases: Sequence[Mapping[str, Any]]) -> str:
     axes = list(dict.fromkeys(axis for case in cases for axis, _ in case["features"] if axis != "model"))
-    titles = ("layers", *axes, "prefill error", "decode error", "limit", "tokens", "")
+    titles = ("layers", *axes, "prefill error", "decode error", "limit", "decoded", "tokens", "")
     rows = [
         (
             str(case["layers"]),
             *(", ".join(value for name, value in case["features"] if name == axis) for axis in axes),
             *(f"{case[key]:.1e}" for key in ("prefill_relative", "decode_relative", "limit")),
+            str(case["steps"]),
             str(case["tokens"]),
             "holds" if case["holds"] else f"**fails**: {', '.join(case['failed'])}",
         )

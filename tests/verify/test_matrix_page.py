@@ -20,6 +20,7 @@ def case(model: str, tp: int, **changed: Any) -> dict[str, Any]:
         "prefill_relative": 1e-7,
         "decode_relative": 3e-7,
         "limit": 3e-6,
+        "steps": 64,
         "tokens": 520,
         "failed": [],
         "versions": {"transformers": "5.13.0", "torch": "2.13.0"},
@@ -39,7 +40,7 @@ def test_a_table_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "**2 of 3 hold**, 1,560 tokens compared; the largest error is 100.00 of its limit." in page
     assert "With transformers 5.13.0, torch 2.13.0." in page
     assert "## e2b\n\n| layers | tp | attention | prefill error" in page
-    assert "| 12 | 1 | group, split | 1.0e-07 | 3.0e-07 | 3.0e-06 | 520 | holds |" in page
+    assert "| 12 | 1 | group, split | 1.0e-07 | 3.0e-07 | 3.0e-06 | 64 | 520 | holds |" in page
     assert "**fails**: decode_logits" in page.partition("## 31b")[2]
 
 
