@@ -23,9 +23,9 @@ class Row:
     job: int
     overrides: tuple[str, ...]
     status: Status
-    reason: str | None
-    message: str | None
-    fix: str | None
+    reason: str | None = None
+    message: str | None = None
+    fix: str | None = None
     model: str | None = None
     target: str | None = None
     sdk: str | None = None
@@ -69,8 +69,10 @@ def row_of_plan(job: int, overrides: Sequence[str], plan: Mapping[str, Any]) -> 
 
 
 def row_without_plan(job: int, overrides: Sequence[str], status: Status, findings: Iterable[Mapping[str, Any]]) -> Row:
-    """The row of a job that did not end well; ``findings`` in JSON form, an error among them."""
-    error = next(finding for finding in findings if finding["severity"] == "error")
+    """The row of a job that did not end well, with the first error of ``findings`` (JSON form); or that makes no plan."""
+    error = next((finding for finding in findings if finding["severity"] == "error"), None)
+    if error is None:
+        return Row(job, tuple(overrides), status)
     return Row(job, tuple(overrides), status, error["code"], error["message"], error["fix"] or None)
 
 

@@ -25,19 +25,23 @@ if TYPE_CHECKING:
     from gemma4cfg.verify.records import Proof
 
 PROOF_FILE = "verify.json"
+WORK = "gemma4cfg-verify-"
 
 DRILL_STEPS = 8
 """Tokens decoded in a drill: a fault that needs more to show would be one of a single position."""
 
 
 def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
-    """Writes ``plan.json`` and ``verify.json`` into ``directory``.
+    """Writes ``verify.json`` and, of a single plan, ``plan.json`` into ``directory``.
 
     Raises UserError where there is no plan or nothing to run it on, DisprovedError where a check fails, or a drill of
     ``verify.inject=all`` is not detected.
     """
     refuse_unread_by_matrix(config.overrides, config.settings.verify.matrix)
     refuse_unread_by_artifact(config.overrides, config.settings.verify.backend)
+    if config.settings.verify.matrix is not None:
+        _matrix(config, directory, console)
+        return ()
     if config.search is not None:
         config = search_plans(config).config
     plan = build_plan(config)
@@ -47,10 +51,8 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
 
     place = place_of(config.settings.verify.transport)
     question = question_of(config, plan)
-    with tempfile.TemporaryDirectory(prefix="gemma4cfg-verify-") as work:
-        if config.settings.verify.matrix is not None:
-            _matrix(config, directory, Path(work), place, console)
-        elif config.settings.verify.inject is None:
+    with tempfile.TemporaryDirectory(prefix=WORK) as work:
+        if config.settings.verify.inject is None:
             _prove(config, plan.plan_id, question, directory, Path(work), place, console)
         else:
             _drill(config, directory, Path(work), place, console)
@@ -125,18 +127,20 @@ def _drill(config: Config, directory: Path, work: Path, place: Place, console: C
         )
 
 
-def _matrix(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
+def _matrix(config: Config, directory: Path, console: Console) -> None:
     from gemma4cfg.verify.matrix import cases
     from gemma4cfg.verify.matrix_run import run_cases
+    from gemma4cfg.verify.place import place_of
 
     choice = config.settings.verify
     assert choice.matrix is not None
     wanted = cases((config.model.name,), choice.matrix)
     results = []
-    for result in run_cases(wanted, choice.steps, choice.seed, work, place):
-        results.append(result)
-        show_case(to_plain(result), len(results), len(wanted), console)
-        write_json(directory / PROOF_FILE, {"cases": to_plain(tuple(results)), "of": len(wanted)})
+    with tempfile.TemporaryDirectory(prefix=WORK) as work:
+        for result in run_cases(wanted, choice.steps, choice.seed, Path(work), place_of(choice.transport)):
+            results.append(result)
+            show_case(to_plain(result), len(results), len(wanted), console)
+            write_json(directory / PROOF_FILE, {"cases": to_plain(tuple(results)), "of": len(wanted)})
     wrong = [" ".join(result.overrides) for result in results if not result.holds]
     if wrong:
         raise DisprovedError(f"disproved: {'; '.join(wrong)}", tuple(_finding("matrix", case) for case in wrong))

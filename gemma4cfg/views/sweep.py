@@ -28,10 +28,10 @@ def show_sweep(rows: Sequence[JsonRow], console: Console) -> None:
     others = plain_table("job", "overrides", "status", "why not")
     for row in rows:
         words = escape(" ".join(word for word in row["overrides"] if word not in common))
-        if row["status"] == "done":
+        if row["status"] == "done" and row["plan_id"] is not None:
             planned.add_row(str(row["job"]), words, *_figures(row))
         else:
-            why = f"[bold]{row['reason']}[/]: {escape(row['message'])}"
+            why = "" if row["reason"] is None else f"[bold]{row['reason']}[/]: {escape(row['message'])}"
             others.add_row(str(row["job"]), words, row["status"], why)
     for table in (planned, others):
         if table.row_count:

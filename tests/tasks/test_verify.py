@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gemma4cfg import load_config
+from gemma4cfg.tasks import verify
+from gemma4cfg.verify import matrix
 from gemma4cfg.verify.subject import prompt_lengths, subject_of
 from gemma4cfg.verify.weights import write_checkpoint
+from gemma4cfg.views.matrix import matrix_page
 from tests.cli.runs import ROOT, run
 from tests.verify.shortened import SHORT, short_config
 
@@ -168,3 +172,19 @@ def test_real_widths(tmp_path: Path, model: str, layers: float) -> None:
     )
     assert done.exit_code == 0, done.err
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 20 * 2**30
+
+
+@pytest.mark.parametrize("model", ["26b-a4b", "31b"])
+def test_a_matrix_needs_no_plan_of_its_own(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither fits a machine at TP degree 1, which is the default."""
+    every = matrix.cases
+    monkeypatch.setattr(matrix, "cases", lambda models, extent: every(models, extent)[:1])
+    config = load_config([f"model={model}", "task=verify", "verify.matrix=full", "verify.steps=4"])
+    assert verify.run(config, tmp_path, Console(quiet=True)) == ()
+    report = json.loads((tmp_path / "verify.json").read_text())
+    assert report["of"] == len(report["cases"]) == 1
+    (case,) = report["cases"]
+    assert (case["holds"], case["steps"]) == (True, 4)
+    assert ["model", model] in case["features"]
+    assert {path.name for path in tmp_path.iterdir()} == {"verify.json"}
+    assert f"## {model}\n" in matrix_page([report])
