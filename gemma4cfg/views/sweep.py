@@ -28,7 +28,7 @@ def show_sweep(rows: Sequence[JsonRow], console: Console) -> None:
     others = plain_table("job", "overrides", "status", "why not")
     for row in rows:
         words = escape(" ".join(word for word in row["overrides"] if word not in common))
-        if row["status"] == "done" and row["plan_id"] is not None:
+        if row["plan_id"] is not None:
             planned.add_row(str(row["job"]), words, *_figures(row))
         else:
             why = "" if row["reason"] is None else f"[bold]{row['reason']}[/]: {escape(row['message'])}"

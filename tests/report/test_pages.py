@@ -8,12 +8,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from gemma4cfg import build_plan, diff_plans, load_config
+from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.plan.reasons import Reason
+from gemma4cfg.sweeps.row import row_without_plan
 from gemma4cfg.views.diff.show import total
 from gemma4cfg.views.report.pages import diff_page, map_picture, plan_page, sweep_page
 from gemma4cfg.views.sizes import gigabytes
+from gemma4cfg.views.sweep import show_sweep
 from tests.cli.runs import ROOT
 from tests.report.samples import (
     DIFF,
@@ -147,6 +151,18 @@ def test_a_sweep_without_any_plan() -> None:
     page = Page(sweep_page([row for row in rows_of_sweep() if row["status"] != "done"]))
     assert "done" not in page.tables
     assert "0 with a plan" in page.text
+
+
+def test_a_job_that_is_done_without_a_plan() -> None:
+    """As ``task=verify verify.matrix=full`` is."""
+    row = to_plain(row_without_plan(7, ["model=31b", "task=verify", "verify.matrix=full"], "done", []))
+    page = Page(sweep_page([*rows_of_sweep(), row]))
+    assert ["7", "model=31b task=verify verify.matrix=full", "done", "-", "-"] in [
+        cells for table in page.tables.values() for cells in table
+    ]
+    console = Console(record=True, width=200)
+    show_sweep([row], console)
+    assert "1 jobs: 1 done" in console.export_text()
 
 
 def test_the_readmes_picture_is_what_comes_out() -> None:

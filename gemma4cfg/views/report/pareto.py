@@ -50,7 +50,7 @@ class Plot:
 
 def plots(rows: Sequence[JsonRow]) -> tuple[Plot, ...]:
     """Of a sweep's jobs that have a plan: dollars (where a price is known), then device bytes on all ranks together."""
-    done = [row for row in rows if row["status"] == "done"]
+    done = [row for row in rows if row["plan_id"] is not None]
     priced = [row for row in done if row["usd_per_million_tokens"]]
     found = []
     if priced:

@@ -14,11 +14,11 @@ JsonRow = Mapping[str, Any]
 def sweep_context(rows: Sequence[JsonRow]) -> dict[str, Any]:
     """The names that ``sweep.html`` reads, of a sweep's rows in JSON form."""
     common = common_words(rows)
-    done = [row for row in rows if row["status"] == "done"]
+    done = [row for row in rows if row["plan_id"] is not None]
     reasons: dict[str, list[JsonRow]] = {}
     for row in rows:
-        if row["status"] != "done":
-            reasons.setdefault(row["reason"], []).append(row)
+        if row["plan_id"] is None:
+            reasons.setdefault(row["reason"] or row["status"], []).append(row)
     return {
         "title": f"sweep of {len(rows)} jobs",
         "common": common,
