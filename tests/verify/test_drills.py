@@ -64,9 +64,10 @@ REFUSED = {"optional_tensors_loaded"}
 """Faults that no run survives: the loader refuses them."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(m, marks=pytest.mark.xdist_group(m)) for m in MODELS])
-def model(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+of_each_model = pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=pytest.mark.xdist_group(model)) for model in MODELS], scope="module"
+)
+"""One worker runs all drills of a model, once."""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,7 @@ def results(model: str, drilled: list[Drilled]) -> tuple[str, dict[str, DrillRes
     return model, {one.drill.name: result_of(one) for one in drilled}
 
 
+@of_each_model
 def test_every_drill_is_detected(results: tuple[str, dict[str, DrillResult]]) -> None:
     model, found = results
     missed = {name: result.evidence for name, result in found.items() if result.applies and not result.detected}
@@ -96,6 +98,7 @@ def test_every_drill_is_detected(results: tuple[str, dict[str, DrillResult]]) ->
     assert len(applied) >= 16
 
 
+@of_each_model
 def test_found_by_what_is_there_for_it(results: tuple[str, dict[str, DrillResult]]) -> None:
     for name, result in results[1].items():
         if result.applies and name in STRUCTURE:
@@ -107,6 +110,7 @@ def test_found_by_what_is_there_for_it(results: tuple[str, dict[str, DrillResult
             assert set(result.found_by) & REFERENCE, (name, result.found_by)
 
 
+@of_each_model
 def test_with_its_checks_broken_it_goes_undetected(drilled: list[Drilled]) -> None:
     """No drill passes by accident. Each of the checks is enough by itself."""
     ran = {one.drill.name: one for one in drilled if one.run is not None}
@@ -120,6 +124,7 @@ def test_with_its_checks_broken_it_goes_undetected(drilled: list[Drilled]) -> No
                 assert result_of(one).found_by == (check,), name
 
 
+@of_each_model
 def test_without_its_refusals_a_loader_is_found_by_nothing(
     drilled: list[Drilled], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +164,7 @@ def _applies(name: str, model: str) -> bool:
     return drill.applies(subject.plan)
 
 
+@of_each_model
 def test_a_softcap_that_is_dropped_changes_no_token(results: tuple[str, dict[str, DrillResult]]) -> None:
     result = results[1]["softcap_dropped"]
     assert result.applies
