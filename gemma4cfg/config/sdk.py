@@ -109,6 +109,15 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """The port at which ranks meet while they are traced; ``variable`` of the environment names another, null: nothing does."""
+
+    port: int
+    variable: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class DtypeRule:
     """A type this release refuses or allows with a warning, and what to take instead."""
 
@@ -145,11 +154,12 @@ class HealthCheck:
 @dataclass(frozen=True, slots=True)
 class Stack:
     """What the releases of one stack share. A machine family that an interface does not name lacks it. ``build`` and
-    ``health`` are null where the plan's own graphs are compiled."""
+    ``health`` are null where the plan's own graphs are compiled. ``rendezvous`` by recipe."""
 
     name: Literal["neuron", "vllm"]
     package_index: str | None
     apis: dict[str, Api]
+    rendezvous: dict[str, Rendezvous]
     default_dtype: str
     dtypes: dict[str, DtypeRule]
     kv_dtypes: dict[str, DtypeRule]

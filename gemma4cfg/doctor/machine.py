@@ -16,17 +16,13 @@ PROGRAMS = ("neuronx-cc", "libneuronpjrt-path", "neuron-ls")
 COMPILE_CACHE = "/var/tmp/neuron-compile-cache"
 """Where the SDK keeps what it compiled, unless NEURON_COMPILE_CACHE_URL says otherwise."""
 
-PORTS = {"tp_alias": 2022, "model_builder": 29500}
-"""Where ranks meet while they are traced, by recipe: parallel_model_trace always there, ModelBuilder's first version unless
-MASTER_PORT says otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """``packages``: version by pip name (the runtime library's by its system name), what is absent left out. ``programs``:
     where each was found on PATH. ``devices``: Neuron devices; ``busy``: processes that hold one. ``scratch``: free bytes
     by directory. ``failed_modules``: entries of the compile cache that hold a failure. ``virtual_environment``: the name of
-    the one that runs; ``environments`` those that lie under /opt. ``used_ports``: of those that the SDK wants."""
+    the one that runs; ``environments`` those that lie under /opt. ``used_ports``: of those that were asked about."""
 
     packages: Mapping[str, str]
     programs: Mapping[str, str]
@@ -42,7 +38,7 @@ class Machine:
     used_ports: tuple[int, ...]
 
 
-def read_machine(packages: Iterable[str], directories: Iterable[Path]) -> Machine:
+def read_machine(packages: Iterable[str], directories: Iterable[Path], ports: Iterable[int]) -> Machine:
     """This machine, as far as it lets itself be read."""
     meminfo = _meminfo()
     cache = os.environ.get("NEURON_COMPILE_CACHE_URL", COMPILE_CACHE)
@@ -58,7 +54,7 @@ def read_machine(packages: Iterable[str], directories: Iterable[Path]) -> Machin
         failed_modules=failed_modules(Path(cache)),
         virtual_environment=Path(sys.prefix).name if sys.prefix != sys.base_prefix else None,
         environments=tuple(sorted(path.name for path in Path("/opt").glob("aws_neuronx_venv_*"))),
-        used_ports=tuple(port for port in PORTS.values() if _used(port)),
+        used_ports=tuple(port for port in ports if _used(port)),
     )
 
 

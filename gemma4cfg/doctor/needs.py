@@ -8,7 +8,7 @@ from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
 from gemma4cfg.config.target import Target
-from gemma4cfg.doctor.machine import PORTS, Machine
+from gemma4cfg.doctor.machine import Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
 from gemma4cfg.plan.records import Plan
 
@@ -156,17 +156,17 @@ def compile_cache(visit: Visit) -> Iterator[Line]:
 
 
 def ports(visit: Visit) -> Iterator[Line]:
-    """Where ranks meet while they are traced. For ModelBuilder task=compile takes a spare one by itself; parallel_model_trace
-    takes no other than its own."""
-    port = PORTS.get(visit.plan.recipe)
-    if port is None:
+    """Where ranks meet while they are traced. Of those that can be moved, task=compile takes a spare one by itself."""
+    meeting = visit.sdk.stack.rendezvous.get(visit.plan.recipe)
+    if meeting is None:
         return
-    if port not in visit.machine.used_ports:
-        yield Line("port", "ok", f"{port} is free", "")
-    elif visit.plan.recipe == "tp_alias":
-        yield Line("port", "missing", f"{port} is in use, and parallel_model_trace takes no other", "end what holds it")
+    if meeting.port not in visit.machine.used_ports:
+        yield Line("port", "ok", f"{meeting.port} is free", "")
+    elif meeting.variable is None:
+        yield Line("port", "missing", f"{meeting.port} is in use, and nothing names another", "end what holds it")
     else:
-        yield Line("port", "warning", f"{port} is in use", "export MASTER_PORT=29600 for scripts of your own")
+        remedy = f"export {meeting.variable}=29600 for scripts of your own"
+        yield Line("port", "warning", f"{meeting.port} is in use", remedy)
 
 
 def tokenizer(visit: Visit) -> Iterator[Line]:

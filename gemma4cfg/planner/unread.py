@@ -11,6 +11,8 @@ from gemma4cfg.errors import ConfigError
 TASKS_WITH_KEYS = ("shard", "verify", "generate", "compile")
 """Tasks that have a node of their own name."""
 
+READ_BY_MATRIX = ("model", "task", "verify.matrix", "verify.steps", "verify.seed")
+
 
 def refuse_unread_by_task(overrides: Sequence[str], task: str) -> None:
     """Raises ConfigError for an override of another task's keys."""
@@ -21,12 +23,13 @@ def refuse_unread_by_task(overrides: Sequence[str], task: str) -> None:
 
 
 def refuse_unread_by_matrix(overrides: Sequence[str], matrix: str | None) -> None:
-    """Raises ConfigError for an override of what a matrix goes through by itself."""
-    own = ("verify.inject", "verify.layers", "verify.spmd", "verify.expect", "verify.backend")
-    varied = ("tp", "attention", "moe", "shapes", "checkpoint", *own)
+    """Raises ConfigError for an override of anything that a matrix goes through, or takes as it is, by itself."""
     for key in _keys(overrides) if matrix else ():
-        if key.startswith(varied):
-            raise ConfigError(f"{key} is never read: verify.matrix={matrix} goes through its own; leave it out")
+        if key not in READ_BY_MATRIX:
+            read = ", ".join(READ_BY_MATRIX)
+            raise ConfigError(
+                f"{key} is never read: verify.matrix={matrix} goes through its own plans; leave it out. Read are {read}"
+            )
 
 
 def refuse_unread_by_artifact(overrides: Sequence[str], backend: str) -> None:

@@ -29,7 +29,8 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     plan = build_plan(config)
     sdk = next(sdk for sdk in config.sdks if sdk.name == plan.sdk)
     output = Path(config.settings.output) if config.settings.output else Path("outputs")
-    machine = read_machine(sdk.pins, (output, Path(tempfile.gettempdir())))
+    ports = [meeting.port for meeting in sdk.stack.rendezvous.values()]
+    machine = read_machine(sdk.pins, (output, Path(tempfile.gettempdir())), ports)
     checkpoint = config.settings.checkpoint
     local = checkpoint is not None and Path(checkpoint).is_dir()
     tokenizer = read_tokenizer(checkpoint) if local and checkpoint else None

@@ -137,7 +137,7 @@ def _matrix(config: Config, directory: Path, console: Console) -> None:
     wanted = cases((config.model.name,), choice.matrix)
     results = []
     with tempfile.TemporaryDirectory(prefix=WORK) as work:
-        for result in run_cases(wanted, choice.steps, choice.seed, Path(work), place_of(choice.transport)):
+        for result in run_cases(wanted, choice.steps, choice.seed, Path(work), place_of("auto")):
             results.append(result)
             show_case(to_plain(result), len(results), len(wanted), console)
             write_json(directory / PROOF_FILE, {"cases": to_plain(tuple(results)), "of": len(wanted)})

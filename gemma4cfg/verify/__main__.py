@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             runs.append(json.loads(path.read_text(encoding="utf-8")))
             matrix_page(runs[-1:])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             print(f"error {path}: no finished run of task=verify verify.matrix=full: {error}", file=sys.stderr)
             return 2
     print(matrix_page(runs), end="")

@@ -57,10 +57,14 @@ def reference_agrees(reference: ReferenceResult) -> Check:
     return Check("reference", own.passed, figure, own.limit, detail)
 
 
-def logits_equal(name: str, errors: Sequence[float], limit: float) -> Check:
-    worst = max(range(len(errors)), key=lambda stream: (errors[stream] != errors[stream], errors[stream]))
-    passed = all(error <= limit for error in errors)
-    return Check(name, passed, errors[worst], limit, f"relative to the largest logit; worst in stream {worst}")
+def logits_equal(name: str, errors: Sequence[float | None], limit: float) -> Check:
+    """``errors`` by stream, null where nothing of one is compared; of some, something has to be."""
+    compared = {stream: error for stream, error in enumerate(errors) if error is not None}
+    if not compared:
+        return Check(name, False, None, limit, "nothing is compared: every choice of experts is too near a tie")
+    worst = max(compared, key=lambda stream: (compared[stream] != compared[stream], compared[stream]))
+    passed = all(error <= limit for error in compared.values())
+    return Check(name, passed, compared[worst], limit, f"relative to the largest logit; worst in stream {worst}")
 
 
 def tokens_equal(streams: Sequence[StreamResult], dtype: str) -> Check:

@@ -45,17 +45,17 @@ def stream_result(ours: Tensor, run: PromptRun, noise: float, dtype: str) -> Str
         steps=max(len(ours) - 1, 0),
         left_out=left_out,
         max_absolute=_largest(error),
-        prefill_relative=_largest(error[:1]) / largest,
-        decode_relative=_largest(error[1:]) / largest,
+        prefill_relative=_largest(error[:1] / largest),
+        decode_relative=_largest(error[1:] / largest),
         first_differing_token=int(differs.nonzero()[0]) if differs.any() else None,
         decided_tokens=int(decided.sum()),
         undecided_tokens=int((~decided).sum()),
-        smallest_margin=float(margins.min()) if len(margins) else 0.0,
+        smallest_margin=float(margins.min()) if rows else None,
     )
 
 
-def _largest(errors: Tensor) -> float:
-    return float(errors.max()) if len(errors) else 0.0
+def _largest(errors: Tensor) -> float | None:
+    return float(errors.max()) if len(errors) else None
 
 
 def layer_errors(ours: Sequence[Tensor], runs: Sequence[PromptRun]) -> tuple[float, ...]:

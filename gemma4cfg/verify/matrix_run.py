@@ -17,16 +17,16 @@ from gemma4cfg.verify.subject import subject_of
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """``prefill_relative`` and ``decode_relative``: the largest error over all streams, relative to the largest logit;
-    ``limit`` for both; ``steps`` decoded after each prompt, ``tokens`` greedy tokens compared in all; ``failed`` checks by
-    name; ``seconds`` of the ranks; ``versions`` of the reference's packages."""
+    null where none is compared, and ``limit`` for both; ``steps`` decoded after each prompt, ``tokens`` greedy tokens compared
+    in all; ``failed`` checks by name; ``seconds`` of the ranks; ``versions`` of the reference's packages."""
 
     overrides: tuple[str, ...]
     features: tuple[Feature, ...]
     layers: int
     holds: bool
-    prefill_relative: float
-    decode_relative: float
-    limit: float
+    prefill_relative: float | None
+    decode_relative: float | None
+    limit: float | None
     steps: int
     tokens: int
     failed: tuple[str, ...]
@@ -41,16 +41,16 @@ def run_cases(cases: Sequence[Case], steps: int, seed: int, work: Path, place: P
         subject = subject_of(load_config([*case.overrides, "task=verify", f"verify.steps={steps}"]))
         with tempfile.TemporaryDirectory(dir=work) as directory:
             proof = prove(preparations.of(subject), Path(directory), place)
-        limit = next(check.limit for check in proof.checks if check.name == "decode_logits")
-        assert limit is not None
+        checks = {check.name: check for check in proof.checks}
+        prefill, decode = checks["prefill_logits"], checks["decode_logits"]
         yield CaseResult(
             overrides=case.overrides,
             features=case.features,
             layers=len(proof.layers),
             holds=proof.holds,
-            prefill_relative=max(stream.prefill_relative for stream in proof.streams),
-            decode_relative=max(stream.decode_relative for stream in proof.streams),
-            limit=limit,
+            prefill_relative=prefill.figure,
+            decode_relative=decode.figure,
+            limit=decode.limit,
             steps=steps,
             tokens=sum(stream.decided_tokens for stream in proof.streams),
             failed=tuple(check.name for check in proof.failed),

@@ -22,18 +22,19 @@ class Check:
 class StreamResult:
     """One stream against the reference's run of that prompt alone. Errors are of logits, over every step; ``relative`` is
     to the reference's largest logit. ``left_out``: further steps that are not compared, since the reference's own choice of
-    experts is too near a tie. ``first_differing_token``: the step, null where all are equal."""
+    experts is too near a tie; a figure is null where nothing is left. ``first_differing_token``: the step, null where all
+    are equal."""
 
     prompt_tokens: int
     steps: int
     left_out: int
-    max_absolute: float
-    prefill_relative: float
-    decode_relative: float
+    max_absolute: float | None
+    prefill_relative: float | None
+    decode_relative: float | None
     first_differing_token: int | None
     decided_tokens: int
     undecided_tokens: int
-    smallest_margin: float
+    smallest_margin: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ MARGIN_OVER_NOISE = 20
 
 ROUTING_MARGIN = 1e-5
 """In float32: how much likelier, relatively, the last expert that is taken has to be than the first that is not. Below,
-rounding may take the other one, which no limit on an error allows for. Measured: runs that round otherwise part below 1e-6."""
+rounding may take the other one, which no limit on an error allows for. Measured: at 1.8e-7 runs that round otherwise took
+different ones, from 1.2e-4 on none did."""
 
 DRAWN_AT_ONCE = 2
 """Prompts of each length in a batch: of most, one of them serves."""

@@ -24,6 +24,8 @@ fit a machine at that degree.
 
 """
 
+ERRORS = ("prefill_relative", "decode_relative")
+
 
 def matrix_page(runs: Sequence[Mapping[str, Any]]) -> str:
     """``runs``: one ``verify.json`` of ``verify.matrix`` for each model. Raises ValueError for one that is not finished."""
@@ -32,7 +34,7 @@ def matrix_page(runs: Sequence[Mapping[str, Any]]) -> str:
             raise ValueError(f"{len(run['cases'])} of {run['of']} cases of {_model(run['cases'][0])}: not finished")
     cases = [case for run in runs for case in run["cases"]]
     held = sum(case["holds"] for case in cases)
-    worst = max(max(case["prefill_relative"], case["decode_relative"]) / case["limit"] for case in cases)
+    worst = max((case[key] / case["limit"] for case in cases for key in ERRORS if case[key] is not None), default=0.0)
     tokens = sum(case["tokens"] for case in cases)
     versions = ", ".join(f"{name} {version}" for name, version in cases[0]["versions"].items())
     total = (
@@ -53,7 +55,7 @@ def _table(cases: Sequence[Mapping[str, Any]]) -> str:
         (
             str(case["layers"]),
             *(", ".join(value for name, value in case["features"] if name == axis) for axis in axes),
-            *(f"{case[key]:.1e}" for key in ("prefill_relative", "decode_relative", "limit")),
+            *("-" if case[key] is None else f"{case[key]:.1e}" for key in (*ERRORS, "limit")),
             str(case["steps"]),
             str(case["tokens"]),
             "holds" if case["holds"] else f"**fails**: {', '.join(case['failed'])}",

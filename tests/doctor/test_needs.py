@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,7 +248,12 @@ def test_too_few_cores() -> None:
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
-    machine = read_machine(("torch", "torch-neuronx"), (tmp_path / "not" / "yet",))
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        machine = read_machine(("torch", "torch-neuronx"), (tmp_path / "not" / "yet",), (port,))
+    assert machine.used_ports == (port,)
     assert machine.memory_bytes > 0
     assert "torch" in machine.packages
     assert list(machine.scratch) == [str(tmp_path / "not" / "yet")]

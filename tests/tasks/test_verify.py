@@ -64,6 +64,12 @@ def test_a_planted_fault_exits_with_3_and_says_what_found_it(tmp_path: Path) -> 
         (("task=verify", "verify.transport=gloo"), "each rank is a process that torchrun starts; e.g. torchrun"),
         (("task=verify", "verify.steps=0"), "verify.steps=0"),
         (("task=verify", "verify.matrix=full", "tp=4"), "tp is never read: verify.matrix=full goes through its own"),
+        (
+            ("task=verify", "verify.matrix=full", "verify.dtype=bfloat16"),
+            "verify.dtype is never read: verify.matrix=full",
+        ),
+        (("task=verify", "verify.matrix=full", "lm_head.partition=replicate"), "lm_head.partition is never read"),
+        (("task=verify", "verify.matrix=full", "objective=memory"), "objective is never read: verify.matrix=full"),
         (("task=verify", "target=g5g.2xlarge"), "recipe=vllm: task=verify needs a recipe with graphs"),
     ),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

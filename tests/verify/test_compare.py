@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemma4cfg.verify.checks import tokens_equal
+from gemma4cfg.verify.checks import logits_equal, tokens_equal
 from gemma4cfg.verify.reference_process import PromptRun
 
 torch = pytest.importorskip("torch")
@@ -67,7 +67,9 @@ def test_rows_after_a_tie_of_experts_are_left_out(routed_positions: int) -> None
     ours[rows:] += 1.0
     hidden[:, routed_positions:] += 1.0
     result = stream_result(ours, reference, reference.noise, "float32")
-    assert (result.max_absolute, result.left_out) == (0.0, STEPS + 1 - rows)
+    assert (result.max_absolute, result.left_out) == (0.0 if rows else None, STEPS + 1 - rows)
+    assert result.prefill_relative == (0.0 if rows else None)
+    assert result.decode_relative == (0.0 if rows > 1 else None)
     assert result.decided_tokens + result.undecided_tokens == rows
     assert set(layer_errors([hidden], [reference])) <= {0.0}
     if rows:
@@ -78,6 +80,15 @@ def test_rows_after_a_tie_of_experts_are_left_out(routed_positions: int) -> None
     if routed_positions:
         hidden[1, min(routed_positions, PROMPT) - 1] += 1.0
         assert layer_errors([hidden], [reference])[1] > 0.1
+
+
+def test_streams_of_which_nothing_is_compared_prove_nothing() -> None:
+    assert logits_equal("decode_logits", [None, 1e-7], 1e-6).passed
+    assert not logits_equal("decode_logits", [None, 1e-5], 1e-6).passed
+    assert not logits_equal("decode_logits", [1e-7, float("nan")], 1e-6).passed
+    nothing = logits_equal("decode_logits", [None, None], 1e-6)
+    assert (nothing.passed, nothing.figure) == (False, None)
+    assert "nothing is compared" in nothing.detail
 
 
 def test_layers_without_a_position_to_compare_do_not_hold() -> None:

@@ -44,13 +44,15 @@ def test_a_table_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "**fails**: decode_logits" in page.partition("## 31b")[2]
 
 
-@pytest.mark.parametrize("fault", ["unfinished", "another", "missing"])
+@pytest.mark.parametrize("fault", ["unfinished", "another", "missing", "empty", "list", "text"])
 def test_what_is_no_finished_matrix_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str) -> None:
     path = tmp_path / "verify.json"
     if fault == "unfinished":
         write(path, case("e2b", 1), of=30)
-    elif fault == "another":
-        path.write_text(json.dumps({"holds": True}))
+    elif fault != "missing":
+        path.write_text(
+            {"another": '{"holds": true}', "empty": '{"cases": [], "of": 0}', "list": "[]", "text": "x"}[fault]
+        )
     assert main([str(path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
