@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,9 @@ from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.tasks import generate
 from tests.cli.runs import run
 from tests.trained import trained
-from tests.trained.damage import WRONG
-from tests.trained.files import write_json
+from tests.trained.damage import WRONG, Edit, edited
 from tests.trained.language import question
 from tests.trained.sizes import E2B_BY_KEYS
-
-Edit = Callable[[Path], object]
-"""A change of a checkpoint's directory."""
 
 FRANCE, JAPAN = question("France"), question("Japan")
 E2B = f"checkpoint={trained('e2b')}"
@@ -143,18 +138,6 @@ def test_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         generated(tmp_path, *overrides)
     assert list(tmp_path.iterdir()) == []
-
-
-def edited(name: str, edit: Callable[[dict[str, Any]], object]) -> Edit:
-    """A change of one of a checkpoint's JSON files."""
-
-    def change(directory: Path) -> None:
-        path = directory / name
-        value = json.loads(path.read_text(encoding="utf-8"))
-        edit(value)
-        write_json(path, value)
-
-    return change
 
 
 def as_trained_with(wrong: str) -> Edit:

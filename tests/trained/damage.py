@@ -6,9 +6,25 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.trained.files import write_json
 from tests.trained.language import CONTROL
+
+Edit = Callable[[Path], object]
+"""A change of a checkpoint's directory."""
+
+
+def edited(name: str, edit: Callable[[dict[str, Any]], object]) -> Edit:
+    """A change of one of a checkpoint's JSON files."""
+
+    def change(directory: Path) -> None:
+        path = directory / name
+        value = json.loads(path.read_text(encoding="utf-8"))
+        edit(value)
+        write_json(path, value)
+
+    return change
 
 
 def _template(old: str, new: str) -> Callable[[Path], None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from gemma4cfg.errors import UserError
 from gemma4cfg.runtime.text.checks import check_files, check_text
 from gemma4cfg.runtime.text.tokenizer import Text
 from tests.trained import MODELS
-from tests.trained.damage import WRONG, damaged
+from tests.trained.damage import WRONG, Edit, damaged, edited
 from tests.trained.files import write_json, write_text_files
 from tests.trained.language import VOCABULARY_SIZE
 
@@ -58,16 +56,6 @@ def test_wrong_chat_formats(wrong: str, model: str, tmp_path: Path) -> None:
     (finding,) = caught.value.findings
     assert str(directory) in finding.message
     assert "from where the checkpoint was published" in finding.fix
-
-
-def edited(name: str, edit: Callable[[dict], None]) -> Callable[[Path], None]:
-    def change(directory: Path) -> None:
-        path = directory / name
-        value = json.loads(path.read_text(encoding="utf-8"))
-        edit(value)
-        write_json(path, value)
-
-    return change
 
 
 def _only_unknown(tokenizer: dict) -> None:
@@ -126,7 +114,7 @@ def _no_slots(config: dict) -> None:
         ),
     ],
 )
-def test_damaged_files(edits: list[Callable[[Path], None]], reason: str, tmp_path: Path) -> None:
+def test_damaged_files(edits: list[Edit], reason: str, tmp_path: Path) -> None:
     directory = text_files(tmp_path / "files")
     for edit in edits:
         edit(directory)
