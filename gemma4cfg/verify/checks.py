@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runs import index_runs
-from gemma4cfg.verify.compare import NOISE_FACTOR, RELATIVE_LIMIT, growth_starts, rounding
+from gemma4cfg.verify.compare import NOISE_FACTOR, RELATIVE_LIMIT, ROUNDING_FACTOR, growth_starts, rounding
 from gemma4cfg.verify.observe import Observed
 from gemma4cfg.verify.records import Check, StreamResult
 from gemma4cfg.verify.reference_process import ReferenceResult
@@ -39,9 +39,10 @@ def proof_checks(
 
 
 def error_limit(dtype: str, noise: float) -> float:
-    """The most that an error may be, relative to the largest logit: ten times the reference's own noise, and in float32 no
-    more than 1e-4."""
-    return min(NOISE_FACTOR * max(noise, rounding(dtype)), RELATIVE_LIMIT.get(dtype, float("inf")))
+    """The most that an error may be, relative to the largest logit: so many times the reference's own noise, and in float32
+    no more than 1e-4."""
+    noise = max(noise, rounding(dtype))
+    return min(NOISE_FACTOR * noise, RELATIVE_LIMIT) if dtype == "float32" else ROUNDING_FACTOR * noise
 
 
 def reference_agrees(reference: ReferenceResult) -> Check:

@@ -1,9 +1,10 @@
 """The reference's own run, as a program: ``python reference.py JOB.json``.
 
-It loads a Hugging Face directory as transformers does and runs each prompt alone. It is run by its path in a process of its
-own and imports the standard library, torch, transformers and safetensors, nothing else: what it says owes nothing to the
-code that it is compared with. The job's keys are the fields of ``reference_process.ReferenceJob``; the answer is
-``output``/reference.safetensors and ``output``/reference.json.
+It loads a Hugging Face directory as transformers does and runs each prompt alone, in float32; where another type is asked
+for, the same tokens are run once more in that. It is run by its path in a process of its own and imports the standard
+library, torch, transformers and safetensors, nothing else: what it says owes nothing to the code that it is compared with.
+The job's keys are the fields of ``reference_process.ReferenceJob``; the answer is ``output``/reference.safetensors and
+``output``/reference.json.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ KNOWN_BAD = dict.fromkeys(
 )
 """Versions whose Gemma 4 disagrees with itself."""
 
-LIMITS = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
-"""Cached against uncached, relative to the largest logit, in each type."""
+LIMIT = 1e-4
+"""Cached against uncached, relative to the largest logit."""
 
 CHECKED_STEPS = 24
 """Of the longest prompt, fed one by one alone: past a twin's window three times."""
@@ -40,9 +41,9 @@ MARGIN_OVER_NOISE = 20
 """A drawn prompt's smallest top-2 margin, in units of its own noise: below, greedy tokens would say nothing."""
 
 ROUTING_MARGIN = 1e-5
-"""In float32: how much likelier, relatively, the last expert that is taken has to be than the first that is not. Below,
-rounding may take the other one, which no limit on an error allows for. Measured: at 1.8e-7 runs that round otherwise took
-different ones, from 1.2e-4 on none did."""
+"""How much likelier, relatively, the last expert that is taken has to be than the first that is not. Below, rounding may
+take the other one, which no limit on an error allows for. Measured: at 1.8e-7 runs that round otherwise took different
+ones, from 1.2e-4 on none did."""
 
 DRAWN_AT_ONCE = 2
 """Prompts of each length in a batch: of most, one of them serves."""
@@ -57,9 +58,10 @@ class Run:
 
     Row k of ``logits`` [steps + 1, vocabulary] is that of the prompt's last token (k = 0) or of ``tokens[k - 1]``, and its
     largest is ``tokens[k]``: so ``tokens`` are the prompt's greedy answer, whoever proposed them (but where a margin is
-    below the noise). ``hidden`` [layers, n + steps, hidden size]: what each decoder layer gave. ``routing`` [n + steps]: the
-    smallest lead of the last expert taken in any layer, infinite without experts. ``noise``: the largest difference between
-    the logits of such a pass and those of the same tokens fed one by one through a cache (``routed_rows`` of them).
+    below the noise; and in a type narrower than float32 they are float32's answer). ``hidden`` [layers, n + steps, hidden
+    size]: what each decoder layer gave. ``routing`` [n + steps]: the smallest lead of the last expert taken in any layer,
+    infinite without experts. ``noise``: the largest difference between the logits of such a pass and those of the same
+    tokens fed one by one through a cache (``routed_rows`` of them); in a narrower type, between its logits and float32's.
     """
 
     prompt: list[int]
@@ -68,6 +70,10 @@ class Run:
     hidden: torch.Tensor
     routing: torch.Tensor
     noise: float
+
+    @property
+    def fed(self) -> list[int]:
+        return [*self.prompt, *self.tokens[:-1]]
 
     @property
     def margins(self) -> torch.Tensor:
@@ -100,7 +106,7 @@ class Run:
         return self.routed_rows == len(self.tokens) and float(self.margins.min()) > MARGIN_OVER_NOISE * self.noise
 
 
-def load(job: Mapping[str, Any]) -> Any:
+def load(job: Mapping[str, Any], dtype: str = "float32") -> Any:
     """The class that config.json names, from the directory as it is. ``layers``: only the first so many are run.
 
     Exits where a weight is missing or of another shape: transformers would draw it at random.
@@ -116,7 +122,7 @@ def load(job: Mapping[str, Any]) -> Any:
     model, found = kind.from_pretrained(
         directory,
         config=config,
-        dtype=getattr(torch, job["dtype"]),
+        dtype=getattr(torch, dtype),
         attn_implementation=job["attention_implementation"],
         experts_implementation="eager",  # grouped kernels ask for sizes that are multiples of 16 bytes
         local_files_only=True,
@@ -143,9 +149,8 @@ def given(model: Any, prompts: Sequence[Sequence[int]], steps: int) -> list[Run]
 
 def drawn(model: Any, job: Mapping[str, Any]) -> tuple[list[Run], list[int]]:
     """A run for each of ``prompt_lengths``, and the prompts drawn for it: the first that serves, of ``max_draws`` (where
-    none does, the last; in a type narrower than float32 noise hides some margin of any, so there the first). Several are
-    proposed at once."""
-    lengths, steps, most = job["prompt_lengths"], job["steps"], job["max_draws"] if job["dtype"] == "float32" else 1
+    none does, the last). Several are proposed at once."""
+    lengths, steps, most = job["prompt_lengths"], job["steps"], job["max_draws"]
     done: list[Run | None] = [None] * len(lengths)
     draws = [0] * len(lengths)
     while missing := [i for i in range(len(lengths)) if draws[i] < most and not _serves(done[i])]:
@@ -172,6 +177,13 @@ def _confirmed(model: Any, prompt: Sequence[int], tokens: list[int], cached: tor
         (tokens,), (cached,) = greedy(model, [prompt], len(tokens) - 1)
         run = passed(run.noise)
     return run
+
+
+def rounded(model: Any, exact: Run) -> Run:
+    """A float32 run's tokens through the same model in a narrower type."""
+    logits, hidden, routing = whole(model, exact.fed, len(exact.prompt) - 1, use_cache=False)
+    noise = float((logits - exact.logits).abs().max())
+    return replace(exact, logits=logits, hidden=hidden, routing=routing, noise=noise)
 
 
 def _serves(result: Run | None) -> bool:
@@ -242,22 +254,22 @@ def _prompt(model: Any, seed: int, number: int, draw: int, length: int) -> list[
     return prompt
 
 
-def self_check(model: Any, done: Sequence[Run], dtype: str) -> dict[str, Any]:
+def self_check(model: Any, done: Sequence[Run]) -> dict[str, Any]:
     """Does the reference agree with itself? Fed one by one through a cache against in one pass (every prompt in the batch,
     and the longest alone), and that pass with a cache against without."""
     longest = max(done, key=lambda result: len(result.prompt))
-    fed, first, largest = [*longest.prompt, *longest.tokens[:-1]], len(longest.prompt) - 1, longest.logits.abs().max()
+    largest = float(longest.logits.abs().max())
     _, (alone,) = greedy(model, [longest.prompt], min(len(longest.tokens) - 1, CHECKED_STEPS))
-    with_cache, _, _ = whole(model, fed, first, use_cache=True)
-    cached = [*(result.relative_noise for result in done), longest.difference(alone) / float(largest)]
-    use_cache_false = longest.difference(with_cache) / float(largest)
-    known_bad, limit = KNOWN_BAD.get(transformers.__version__), LIMITS[dtype]
+    with_cache, _, _ = whole(model, longest.fed, len(longest.prompt) - 1, use_cache=True)
+    cached = [*(result.relative_noise for result in done), longest.difference(alone) / largest]
+    use_cache_false = longest.difference(with_cache) / largest
+    known_bad = KNOWN_BAD.get(transformers.__version__)
     return {
         "cached_relative": max(cached),
         "use_cache_false_relative": use_cache_false,
-        "limit": limit,
+        "limit": LIMIT,
         "known_bad": known_bad,
-        "passed": all(value <= limit for value in (*cached, use_cache_false)) and known_bad is None,
+        "passed": all(value <= LIMIT for value in (*cached, use_cache_false)) and known_bad is None,
     }
 
 
@@ -272,10 +284,15 @@ def main(path: str) -> None:
         results, draws = drawn(model, job)
     else:
         results, draws = given(model, job["prompts"], job["steps"]), [0] * len(job["prompts"])
+    class_name, check = type(model).__name__, self_check(model, results)
+    if job["dtype"] != "float32":
+        del model
+        model = load(job, job["dtype"])
+        results = [rounded(model, exact) for exact in results]
     report = {
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
-        "class_name": type(model).__name__,
-        "self_check": self_check(model, results, job["dtype"]),
+        "class_name": class_name,
+        "self_check": check,
         "seconds": {"load": loaded - started, "run": time.perf_counter() - loaded},
         "prompts": [
             {

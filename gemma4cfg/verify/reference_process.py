@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float32]
 class ReferenceJob:
     """What the reference runs: ``prompts`` as they are, or one drawn for each of ``prompt_lengths`` (from ``seed``, at most
     ``max_draws`` of each until its greedy answer of ``steps + 1`` tokens is beyond rounding and varied). ``layers``: only the
-    first so many of the model."""
+    first so many of the model. Whatever ``dtype`` is, the model is loaded in float32 first."""
 
     directory: str
     steps: int
@@ -47,8 +47,10 @@ class PromptRun:
     """One prompt of n tokens, run alone and greedily for ``steps`` more.
 
     ``tokens`` [steps + 1]: ``tokens[0]`` follows the prompt. ``logits`` [steps + 1, vocabulary]: row k chose ``tokens[k]``.
+    In a type narrower than float32 the tokens are float32's, so that a row's largest may be another.
     ``hidden`` [layers, n + steps, hidden size]: each decoder layer's output for the prompt and ``tokens[:-1]``. ``margins``
-    [steps + 1]: largest logit over the next. ``noise``: largest difference between these logits and those by a cache.
+    [steps + 1]: largest logit over the next. ``noise``: largest difference between these logits and those by a cache, in a
+    narrower type between these and float32's.
     ``routed_positions``: before the first whose choice of experts rounding could change. ``decided``: there is none such, and
     every margin is well above the noise. ``draws``: prompts drawn for this one, 0 if it was given.
     """
@@ -67,9 +69,9 @@ class PromptRun:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """Whether the reference agrees with itself, differences relative to the largest logit: token by token through a cache
-    against one pass without (``cached_relative``), and one pass with a cache against one without. ``known_bad``: why this
-    version is not to be trusted whatever it says here, else null."""
+    """Whether the reference agrees with itself in float32, differences relative to the largest logit: token by token through
+    a cache against one pass without (``cached_relative``), and one pass with a cache against one without. ``known_bad``: why
+    this version is not to be trusted whatever it says here, else null."""
 
     cached_relative: float
     use_cache_false_relative: float

@@ -17,7 +17,7 @@ from gemma4cfg.tasks import verify
 from gemma4cfg.verify import matrix
 from gemma4cfg.verify.subject import prompt_lengths, subject_of
 from gemma4cfg.verify.weights import write_checkpoint
-from gemma4cfg.views.matrix import matrix_page
+from gemma4cfg.views.matrix import proof_page
 from tests.cli.runs import ROOT, run
 from tests.verify.shortened import SHORT, short_config
 
@@ -193,4 +193,4 @@ def test_a_matrix_needs_no_plan_of_its_own(model: str, tmp_path: Path, monkeypat
     assert (case["holds"], case["steps"]) == (True, 4)
     assert ["model", model] in case["features"]
     assert {path.name for path in tmp_path.iterdir()} == {"verify.json"}
-    assert f"## {model}\n" in matrix_page([report])
+    assert f"## {model}\n" in proof_page([report])

@@ -44,6 +44,30 @@ def test_a_table_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "**fails**: decode_logits" in page.partition("## 31b")[2]
 
 
+def test_single_runs_are_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = [
+        {"name": "prefill_logits", "figure": 2e-2, "limit": 1e-1, "passed": True},
+        {"name": "decode_logits", "figure": None, "limit": 1e-1, "passed": False},
+    ]
+    run = {
+        "subject": "a tiny twin of 12b",
+        "tp": 8,
+        "dtype": "bfloat16",
+        "checks": checks,
+        "reference": {"versions": {"transformers": "5.13.0"}},
+        "streams": [{"steps": 64, "decided_tokens": 3}, {"steps": 60, "decided_tokens": 4}],
+    }
+    single = tmp_path / "single.json"
+    single.write_text(json.dumps(run))
+    assert main([write(tmp_path / "matrix.json", case("e2b", 1)), str(single)]) == 0
+    page = capsys.readouterr().out
+    assert "**1 of 1 hold**" in page
+    line = "| a tiny twin of 12b | 8 | bfloat16 | 2.0e-02 | - | 1.0e-01 | 64 | 7 | **fails**: decode_logits |"
+    assert line in page.partition("## Single runs")[2]
+    assert main([str(single)]) == 2
+    assert "verify.matrix=full" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fault", ["unfinished", "another", "missing", "empty", "list", "text"])
 def test_what_is_no_finished_matrix_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str) -> None:
     path = tmp_path / "verify.json"
@@ -65,4 +89,6 @@ def test_the_committed_report_has_every_case_and_all_hold() -> None:
     lines = Path("docs/proof.md").read_text(encoding="utf-8").splitlines()
     total = len(cases(MODELS, "full"))
     assert any(line.startswith(f"**{total} of {total} hold**") for line in lines)
-    assert sum(line.endswith("| holds |") for line in lines) == total
+    in_float32 = [line for line in lines if "| bfloat16 | " not in line]
+    assert sum(line.endswith("| holds |") for line in in_float32) == total
+    assert sum("| bfloat16 | " in line for line in lines) == len(MODELS)
