@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,46 +54,77 @@ class Artifacts:
         """The artifact of ``key``, whichever code made it, here or fetched from the mirror."""
         return self._first(_unit(key.graphs), lambda artifact: artifact.key_id == key.id)
 
-    def keep(self, inputs: Inputs, key: Key, build: Callable[[Path], None]) -> Artifact:
-        """Build a new artifact in a directory of its own, and put it here and into the mirror.
+    def keep(self, inputs: Inputs, key: Key, build: Callable[[Path], None], told: Mapping[str, str]) -> Artifact:
+        """Build a new artifact in a directory of its own, and put it here and into the mirror. ``told``: texts by the name of
+        the file that they are kept in beside it.
 
         Raises what ``build`` raises; then nothing is kept. Raises OSError.
         """
-        home = self.root / _unit(key.graphs)
+        artifact = self._put(_unit(key.graphs), key.id, key.to_json(), inputs, build, told)
+        self._copy_to_mirror(artifact, anew=True)
+        return artifact
+
+    def renew(self, artifact: Artifact, inputs: Inputs, told: Mapping[str, str]) -> Artifact:
+        """The same program, found from now on by other ``inputs`` that lead to it, with other texts. Raises OSError."""
+        directory = Path(artifact.directory)
+
+        def link(made: Path) -> None:
+            kept = shutil.ignore_patterns(MANIFEST_FILE, *told)
+            shutil.copytree(directory, made, ignore=kept, copy_function=os.link, dirs_exist_ok=True)
+
+        return self._put(directory.parent.name, artifact.key_id, artifact.key, inputs, link, told)
+
+    def _put(
+        self,
+        unit: str,
+        key_id: str,
+        key: Mapping[str, Any],
+        inputs: Inputs,
+        build: Callable[[Path], None],
+        told: Mapping[str, str],
+    ) -> Artifact:
+        home = self.root / unit
         home.mkdir(parents=True, exist_ok=True)
         remove_abandoned(home)
-        made = temporary_path(home / key.id)
+        made = temporary_path(home / key_id)
         made.mkdir()
         try:
             build(made)
+            for name, text in told.items():
+                (made / name).write_text(text, encoding="utf-8")
             files = {str(path.relative_to(made)): _stamp(path) for path in sorted(made.rglob("*")) if path.is_file()}
             manifest = {
                 "format_version": FORMAT_VERSION,
-                "key_id": key.id,
-                "key": key.to_json(),
+                "key_id": key_id,
+                "key": dict(key),
                 "inputs": _inputs_digest(inputs),
                 "files": {name: {"size": size, "sha256": sha256} for name, (size, sha256) in files.items()},
             }
             write_file(made / MANIFEST_FILE, json.dumps(manifest, indent=2, sort_keys=True).encode())
-            self._publish(made, home / key.id)
+            self._publish(made, home / key_id)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-        artifact = _read(str(home / key.id))
+        artifact = _read(str(home / key_id))
         assert artifact is not None
-        self._copy_to_mirror(artifact)
         return artifact
 
     def explain(self, key: Key) -> tuple[str, ...]:
-        """What the nearest artifact that is here has otherwise, of graphs of the same kinds; empty where there is none."""
+        """What the nearest artifact that is here has otherwise, of graphs of the same kinds; empty where there is none.
+        One of the same key is here if it is not whole: then its damaged files are named."""
         wanted, kinds = key.to_json(), _kinds(key.graphs)
-        others = (differences(wanted, found.key) for found in self._all() if _kinds(found.key["graphs"]) == kinds)
+        others = []
+        for found in self._all():
+            if found.key_id == key.id:
+                return tuple(f"{found.directory}/{name}: not as it was made" for name in _damaged(found))
+            if _kinds(found.key["graphs"]) == kinds:
+                others.append(differences(wanted, found.key))
         return min(others, key=len, default=())
 
     def _first(self, unit: str, accept: Callable[[Artifact], bool]) -> Artifact | None:
         for name in _names(str(self.root / unit)):
             artifact = _read(str(self.root / unit / name))
-            if artifact and accept(artifact) and _whole(artifact):
-                self._copy_to_mirror(artifact)
+            if artifact and accept(artifact) and not _damaged(artifact):
+                self._copy_to_mirror(artifact, anew=False)
                 return artifact
         for name in _names(join(self._mirror, unit)) if self._mirror else ():
             artifact = _read(join(join(self._mirror or "", unit), name))
@@ -129,12 +161,13 @@ class Artifacts:
         made.rename(final)
         sync_directory(final.parent)
 
-    def _copy_to_mirror(self, artifact: Artifact) -> None:
+    def _copy_to_mirror(self, artifact: Artifact, anew: bool) -> None:
+        """``anew``: in place of what the mirror has, which was not fetched because it is not whole."""
         if not self._mirror:
             return
         unit = Path(artifact.directory).parent.name
         target = join(join(self._mirror, unit), artifact.key_id)
-        if _read(target) is not None:
+        if not anew and _read(target) is not None:
             return
         for name in (*artifact.files, MANIFEST_FILE):
             folder, _, file = name.rpartition("/")
@@ -159,10 +192,13 @@ def _read(directory: str) -> Artifact | None:
         return None
 
 
-def _whole(artifact: Artifact) -> bool:
+def _damaged(artifact: Artifact) -> tuple[str, ...]:
+    """Files of a local artifact that are not what its manifest says."""
     directory = Path(artifact.directory)
-    return all(
-        (directory / name).is_file() and _stamp(directory / name) == stamp for name, stamp in artifact.files.items()
+    return tuple(
+        name
+        for name, stamp in artifact.files.items()
+        if not (directory / name).is_file() or _stamp(directory / name) != stamp
     )
 
 
@@ -181,9 +217,9 @@ def _stamp(path: Path) -> tuple[int, str]:
     return path.stat().st_size, hasher.hexdigest()
 
 
-def _kinds(graphs: Iterable[str]) -> list[str]:
+def _kinds(graphs: Iterable[str]) -> set[str]:
     """Of ``prefill_512`` and ``decode``: prefill and decode."""
-    return [name.partition("_")[0] for name in graphs]
+    return {name.partition("_")[0] for name in graphs}
 
 
 def _unit(graphs: Mapping[str, str]) -> str:
@@ -200,5 +236,6 @@ def _inputs_digest(inputs: Inputs) -> str:
             "flags": {name: list(flags) for name, flags in inputs.flags.items()},
             "weights": inputs.weights,
             "source": inputs.source,
+            "rules": inputs.rules,
         }
     )

@@ -158,9 +158,9 @@ class CarryOut:
 
 
 def imported(path: str) -> Any:
-    """The object of an import path; the SDK comes into the process here and nowhere else."""
+    """The package or object of an import path; the SDK comes into the process here and nowhere else."""
     parts = path.split(".")
-    for length in range(len(parts) - 1, 0, -1):
+    for length in range(len(parts), 0, -1):
         try:
             found: Any = import_module(".".join(parts[:length]))
         except ModuleNotFoundError as error:

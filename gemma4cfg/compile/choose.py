@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from gemma4cfg.compile.backend import Backend
+from gemma4cfg.compile.carry_out import imported
 from gemma4cfg.compile.export_backend import ExportBackend
-from gemma4cfg.compile.sdk_backends import SdkBackend
+from gemma4cfg.compile.sdk_backends import SdkBackend, weights_in
+from gemma4cfg.compile.sdk_environment import prepare
 from gemma4cfg.errors import ConfigError
 from gemma4cfg.plan.records import Plan
 
@@ -24,20 +26,43 @@ DEVICES = Path("/dev")
 
 
 def backend_of(plan: Plan, asked: Literal["auto", "sdk", "export"], checkpoint: str | None) -> Backend:
-    """Raises ConfigError for a plan whose stack compiles by itself, and for ``sdk`` where it is not installed."""
+    """Raises ConfigError for a plan whose stack compiles by itself, for ``sdk`` where it does not import, and for programs
+    that carry weights without a checkpoint."""
     if not plan.graphs:
         raise ConfigError(
             f"recipe={plan.recipe} compiles nothing ahead: its calls are one command; e.g. recipe=model_builder"
         )
-    lacking = [name for name in NEEDS[plan.recipe] if find_spec(name) is None]
-    if asked == "sdk" and lacking:
+    why = None if asked == "export" else sdk_lacks(plan)
+    if asked == "sdk" and why:
         raise ConfigError(
-            f"compile.backend=sdk: {', '.join(lacking)} is not installed here; pip install 'gemma4cfg[neuron]' with AWS's "
-            "index, or compile.backend=export. task=doctor says what else is missing"
+            f"compile.backend=sdk: {why}; pip install 'gemma4cfg[neuron]' with AWS's index, or compile.backend=export. "
+            "task=doctor says what else is missing"
         )
-    if asked == "export" or lacking:
+    if asked == "export" or why:
         return ExportBackend()
-    return SdkBackend(plan.recipe, checkpoint)
+    backend = SdkBackend(plan.recipe, checkpoint)
+    if checkpoint is None and any(weights_in(plan, unit) for unit in backend.units(plan)):
+        raise ConfigError(
+            f"recipe={plan.recipe} compiles programs that carry the weights: add checkpoint=DIR, a Hugging Face directory"
+        )
+    return backend
+
+
+def sdk_lacks(plan: Plan) -> str | None:
+    """What keeps the plan's calls from the SDK on this machine; null where all that they name imports. Importing makes the
+    process fit for it (``sdk_environment``)."""
+    packages = NEEDS[plan.recipe]
+    absent = [name for name in packages if find_spec(name) is None]
+    if absent:
+        return f"no {' and no '.join(absent)} is installed here"
+    prepare()
+    for api in dict.fromkeys((*packages, *(call.api for call in plan.calls if "self" not in call.args))):
+        if api.startswith(packages):
+            try:
+                imported(api)
+            except Exception as error:  # whatever a broken installation raises
+                return f"{api} does not import: {type(error).__name__}: {error}"
+    return None
 
 
 def has_device() -> bool:

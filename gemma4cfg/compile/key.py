@@ -12,7 +12,8 @@ from gemma4cfg.plan.encode import digest
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What is known before anything is exported. ``graphs``: name to graph id. ``weights``: SHA-256 of the weights that the
-    program carries, null where it carries none. ``source``: of this package's code, from which the graphs' text follows."""
+    program carries, null where it carries none. ``source``: of this package's code, from which the graphs' text follows;
+    ``rules``: of the release's and machine's facts, which graphs are checked against."""
 
     backend: str
     graphs: Mapping[str, str]
@@ -20,6 +21,7 @@ class Inputs:
     flags: Mapping[str, tuple[str, ...]]
     weights: str | None
     source: str
+    rules: str
 
 
 @dataclass(frozen=True, slots=True)

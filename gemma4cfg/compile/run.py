@@ -18,7 +18,7 @@ from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import Target
 from gemma4cfg.errors import PlanError
 from gemma4cfg.findings import Finding, errors_of
-from gemma4cfg.plan.encode import digest
+from gemma4cfg.plan.encode import digest, to_plain
 from gemma4cfg.plan.records import Plan
 from sharding.layout import MANIFEST_FILE
 
@@ -61,6 +61,7 @@ def compile_plan(
     are kept.
     """
     source, versions = source_digest(*CODE), backend.versions()
+    rules = digest({"sdk": to_plain(sdk), "target": to_plain(target)})
     results = []
     for unit in backend.units(plan):
         began = time.monotonic()
@@ -71,6 +72,7 @@ def compile_plan(
             flags=backend.flags(plan, unit),
             weights=_weights(plan, unit, work.rank_files),
             source=source,
+            rules=rules,
         )
         found = work.artifacts.find(inputs)
         status: Literal["built", "reused"] = "reused"
@@ -92,7 +94,6 @@ def _made(
     from gemma4cfg.compile.graph_check.constants import baked_ranks
     from gemma4cfg.compile.graph_check.rules import check_graph
     from gemma4cfg.compile.graph_check.subject import Subject
-    from gemma4cfg.plan.encode import to_plain
 
     exported = tuple(export_graph(plan, graph) for graph in unit.graphs)
     findings = tuple(finding for one in exported for finding in check_graph(Subject(plan, one, sdk, target)))
@@ -101,23 +102,27 @@ def _made(
             finding for one in exported for finding in baked_ranks(one, export_graph(plan, one.graph, plan.tp - 1))
         )
     if errors := errors_of(findings):
-        raise PlanError("\n".join(f"{error.message}. {error.fix}" for error in errors), findings)
+        raise PlanError("\n".join(_sentence(error) for error in errors), findings)
     key = Key.of(
         inputs,
         {one.graph.name: one.text_digest for one in exported},
         {one.graph.name: one.constants_digest for one in exported},
     )
+    told = {FINDINGS_FILE: json.dumps(to_plain(findings), indent=2) + "\n"}
     if same := work.artifacts.find_key(key):
-        return same, "reused", ()
+        return work.artifacts.renew(same, inputs, told), "reused", ()
     differs = work.artifacts.explain(key) if work.explain else ()
 
     def build(directory: Path) -> None:
         places = Places(directory, work.workdir / key.id[:16], work.rank_files)
         backend.build(plan, unit, exported, places)
-        text = json.dumps(to_plain(findings), indent=2)
-        (directory / FINDINGS_FILE).write_text(text + "\n", encoding="utf-8")
 
-    return work.artifacts.keep(inputs, key, build), "built", differs
+    return work.artifacts.keep(inputs, key, build, told), "built", differs
+
+
+def _sentence(error: Finding) -> str:
+    layer = "" if error.layer is None else f"layer {error.layer}: "
+    return f"{layer}{error.message}. {error.fix}"
 
 
 def _told(artifact: Artifact) -> tuple[Finding, ...]:

@@ -22,10 +22,9 @@ from gemma4cfg.runtime.rank_files import RANK_FILE
 
 
 class Parts:
-    """The parts of one plan's calls. ``output`` is where programs and rank files go; ``checkpoint`` may be null where no
-    weights are cut."""
+    """The parts of one plan's calls. ``output`` is where programs and rank files go, which are cut from ``checkpoint``."""
 
-    def __init__(self, plan: Plan, output: Path, checkpoint: str | None) -> None:
+    def __init__(self, plan: Plan, output: Path, checkpoint: str) -> None:
         self.plan, self.output, self.checkpoint = plan, output, checkpoint
         self._plain = plan.to_json()
         output.mkdir(parents=True, exist_ok=True)
@@ -36,8 +35,9 @@ class Parts:
         """For a script beside its ``plan.json``, from its command line."""
         plan = Plan.from_json(json.loads(Path(script).with_name("plan.json").read_text(encoding="utf-8")))
         parser = argparse.ArgumentParser(description=f"The calls of plan {plan.plan_id[:12]}, in order.")
+        planned = plan.provenance["checkpoint"]
         parser.add_argument(
-            "--checkpoint", default=plan.provenance["checkpoint"], help="a Hugging Face directory or URL"
+            "--checkpoint", default=planned, required=planned is None, help="a Hugging Face directory or URL"
         )
         parser.add_argument("--output", type=Path, default=Path("compiled"), help="programs and rank files")
         given = parser.parse_args()

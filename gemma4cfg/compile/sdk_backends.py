@@ -74,7 +74,7 @@ class SdkBackend:
         from gemma4cfg.compile.sdk_runner import runner_of
 
         prepare()
-        imported(_REGISTERS[plan.recipe] + ".__name__")
+        imported(_REGISTERS[plan.recipe])
         units = self.units(plan)
         places = {_saved_as(plan, unit): artifacts[unit.name] for unit in units}
         carry = CarryOut(plan, lambda path: places[path] / path, Path(), rank_files, self._checkpoint)

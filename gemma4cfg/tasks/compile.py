@@ -18,7 +18,7 @@ from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.planner.build import build_plan
-from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.tasks.files import COMPILE_FILE, PLAN_FILE, SCRIPT_FILE, write_json
 from gemma4cfg.tasks.shard import SHARDS, write_rank_files
 from gemma4cfg.views.compiled import show_compiled, show_not_done
 from sharding.files import is_url
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gemma4cfg.runtime.host.session import Runner
 
 ARTIFACTS = Path("outputs") / "artifacts"
-COMPILE_FILE, SCRIPT_FILE = "compile.json", "compile.py"
 
 
 def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
@@ -40,7 +39,8 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     """
     plan = build_plan(config)
     choice = config.settings.compile
-    root = artifact_root(config)
+    root, workdir = artifact_root(config), _workdir(config)
+    _refuse_unreachable(choice.mirror)
     from gemma4cfg.compile.artifacts import Artifacts  # torch is not paid for by what is refused above
     from gemma4cfg.compile.choose import backend_of
     from gemma4cfg.compile.run import Work, compile_plan
@@ -54,7 +54,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     (directory / SCRIPT_FILE).write_text(render(plan), encoding="utf-8")
     work = Work(
         artifacts=Artifacts(root, choice.mirror),
-        workdir=Path(choice.workdir) if choice.workdir else root / ".workdir",
+        workdir=workdir,
         rank_files=rank_files,
         explain=choice.explain,
     )
@@ -66,7 +66,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
 
     console.print(f"{backend.name}: {', '.join(f'{name} {found}' for name, found in backend.versions().items())}")
     compile_plan(plan, backend, sdk_of(config, plan), target_of(config, plan), work, done)
-    undone = _not_done(plan, backend, rank_files)
+    undone = _not_done(plan, backend, choice.backend, rank_files)
     if backend.name != "export" and rank_files is not None and not undone:
         backend.load(plan, _directories(results), rank_files)
         console.print("loaded again from disk, rank files and all")
@@ -83,15 +83,15 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     return (*plan.findings, *(finding for result in results for finding in result.findings))
 
 
-def _not_done(plan: Plan, backend: Backend, rank_files: Path | None) -> tuple[str, ...]:
+def _not_done(plan: Plan, backend: Backend, asked: str, rank_files: Path | None) -> tuple[str, ...]:
     """What the plan's calls ask for and was not carried out here, a sentence each."""
-    from gemma4cfg.compile.choose import NEEDS, has_device
+    from gemma4cfg.compile.choose import has_device, sdk_lacks
 
     undone = []
     if backend.name == "export":
+        why = "compile.backend=export" if asked == "export" else sdk_lacks(plan)
         undone.append(
-            f"nothing was compiled for the device: {' and '.join(NEEDS[plan.recipe])} did not run; the programs are "
-            "torch.export's, of the same modules"
+            f"nothing was compiled for the device: {why}; the programs are torch.export's, of the same modules"
         )
     if rank_files is None:
         undone.append("no rank files were cut and nothing was loaded: there is no checkpoint=DIR")
@@ -115,14 +115,14 @@ def compiled_runner(config: Config, plan: Plan, rank_files: Path, console: Conso
     from gemma4cfg.compile.export_backend import artifact_ranks
     from gemma4cfg.compile.run import Work, compile_plan
 
-    root = artifact_root(config)
+    root, workdir = artifact_root(config), _workdir(config)
     backend = backend_of(plan, "auto" if has_device() else "export", config.settings.checkpoint)
     units = compile_plan(
         plan,
         backend,
         sdk_of(config, plan),
         target_of(config, plan),
-        Work(Artifacts(root, None), root / ".workdir", rank_files, False),
+        Work(Artifacts(root, None), workdir, rank_files, False),
         lambda unit: show_compiled(to_plain(unit), console),
     )
     if backend.name == "export":
@@ -131,13 +131,51 @@ def compiled_runner(config: Config, plan: Plan, rank_files: Path, console: Conso
 
 
 def artifact_root(config: Config) -> Path:
-    """Where artifacts go. Raises ConfigError for an URL."""
+    """Where artifacts go. Raises ConfigError for an URL, and for what is no directory and cannot become one."""
     output = config.settings.output
     if output and is_url(output):
         raise ConfigError(
             f"output={output}: the compiler writes to local directories; leave output out and give compile.mirror={output}"
         )
-    return Path(output) if output else ARTIFACTS
+    return _directory("output", output) if output else ARTIFACTS
+
+
+def _workdir(config: Config) -> Path:
+    """The compiler's scratch. Raises ConfigError as ``artifact_root``."""
+    given = config.settings.compile.workdir
+    if given and is_url(given):
+        raise ConfigError(
+            f"compile.workdir={given}: the compiler writes to local directories; e.g. compile.workdir=/tmp/w"
+        )
+    return _directory("compile.workdir", given) if given else artifact_root(config) / ".workdir"
+
+
+def _directory(key: str, given: str) -> Path:
+    try:
+        Path(given).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}={given}: cannot be a directory: {error.strerror}; give one that can be written"
+        ) from None
+    return Path(given)
+
+
+def _refuse_unreachable(mirror: str | None) -> None:
+    """Raises ConfigError before anything is compiled: a mirror that fails afterwards has kept nothing."""
+    if mirror is None:
+        return
+    if not is_url(mirror):
+        _directory("compile.mirror", mirror)
+        return
+    from sharding.stores import open_store
+
+    try:
+        open_store(mirror).names()
+    except Exception as error:  # each store has errors of its own
+        raise ConfigError(
+            f"compile.mirror={mirror}: cannot be read: {error}; give a directory or URL that can be reached from here, with "
+            "its credentials, e.g. compile.mirror=s3://bucket/artifacts"
+        ) from error
 
 
 def sdk_of(config: Config, plan: Plan) -> Sdk:

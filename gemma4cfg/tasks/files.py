@@ -10,6 +10,10 @@ from typing import Any
 from gemma4cfg.plan.encode import readable
 
 PLAN_FILE, SEARCH_FILE, RESULT_FILE = "plan.json", "search.json", "result.json"
+COMPILE_FILE, SCRIPT_FILE = "compile.json", "compile.py"
+
+MADE_OF_A_PLAN = (PLAN_FILE, SEARCH_FILE, COMPILE_FILE, SCRIPT_FILE)
+"""None of them is left where a job is refused."""
 
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:

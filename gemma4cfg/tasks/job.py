@@ -14,7 +14,7 @@ from gemma4cfg.config.compose import config_from_plain
 from gemma4cfg.errors import DisprovedError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
-from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE, SEARCH_FILE, write_json
+from gemma4cfg.tasks.files import MADE_OF_A_PLAN, RESULT_FILE, write_json
 from gemma4cfg.views.console import error_console
 from gemma4cfg.views.terminal import show_refusal
 
@@ -28,7 +28,7 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
     A user's mistake is recorded, shown and returned, never raised, so that a sweep goes on.
     """
-    for stale in (PLAN_FILE, SEARCH_FILE, RESULT_FILE):
+    for stale in (*MADE_OF_A_PLAN, RESULT_FILE):
         (directory / stale).unlink(missing_ok=True)
     try:
         config = config_from_plain(composed, overrides)
@@ -52,7 +52,7 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
 def refuse(error: UserError, directory: Path) -> None:
     """Record a user's mistake in ``result.json`` and say it on standard error; no plan of an earlier run is left."""
-    for stale in (PLAN_FILE, SEARCH_FILE):
+    for stale in MADE_OF_A_PLAN:
         (directory / stale).unlink(missing_ok=True)
     write_result(directory, "refused", REFUSED, error.recorded)
     show_refusal(error, error_console())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -57,8 +58,10 @@ def fake_group(size: int, rank: int = 0) -> Iterator[Distributed]:
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield Distributed()
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook  # torch's, which stays, says "[rank1]:" before every line

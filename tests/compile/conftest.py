@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,14 +31,32 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """The stand-in under the SDK's names, and torch's and our own calls noted beside it."""
     made = Recorder()
-    for name, module in sdk_stand_in.modules(made).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    record_torch(made, monkeypatch)
+    modules = sdk_stand_in.modules(made)
+    monkeypatch.setattr(sys, "meta_path", [StandIn(modules), *sys.meta_path])
+    record_torch(made, modules, monkeypatch)
     record_ours(made, monkeypatch)
     yield made
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
-def record_torch(made: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+class StandIn(MetaPathFinder, Loader):
+    """Imports the stand-in's modules, when they are asked for and not before."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        return spec_from_loader(name, self, is_package=True) if name in self._modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It is made already."""
+
+
+def record_torch(made: Recorder, modules: Mapping[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     def save(m: Any, f: str) -> None:
         Path(f).write_text(sdk_stand_in.VERSION)
         made.saved[Path(f).name] = m
@@ -42,9 +64,11 @@ def record_torch(made: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(f: str) -> Any:
         assert Path(f).read_text() == sdk_stand_in.VERSION
+        if not sys.modules.keys() & {"torch_neuronx", "neuronx_distributed"}:
+            raise RuntimeError("Unknown type name: importing the SDK registers the classes that the file names")
         kept = made.saved[Path(f).name]
         loaded = sdk_stand_in.Program({f"states.{k}": v for k, v in enumerate(kept.states.values())}, kept.inline)
-        loaded.nxd_model = sys.modules["neuronx_distributed.trace.spmd"].NxDModel()
+        loaded.nxd_model = modules["neuronx_distributed.trace.spmd"].NxDModel()
         object.__setattr__(loaded.nxd_model, "held_by", loaded)
         return made.note("torch.jit.load", {"f": f}, loaded)
 

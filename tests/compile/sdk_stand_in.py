@@ -8,9 +8,9 @@ What the real one loses without a word it loses here too; our own checks have to
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -194,7 +194,7 @@ def _trace_package(recorder: Recorder) -> ModuleType:
         made = []
         for rank in range(tp_degree):
             with recorder.state(tp_degree):
-                sys.modules["neuronx_distributed.parallel_layers.parallel_state"].rank = rank  # type: ignore[attr-defined]
+                import_module("neuronx_distributed.parallel_layers.parallel_state").rank = rank  # type: ignore[attr-defined]
                 model, aliases = func()
                 assert isinstance(model, nn.Module)
                 if rank == 0:

@@ -18,7 +18,9 @@ INPUTS = Inputs(
     flags={"prefill_512": ("--model-type=transformer", "-O1")},
     weights=None,
     source="1" * 64,
+    rules="3" * 64,
 )
+TOLD = {"findings.json": "[]"}
 
 
 def key(inputs: Inputs = INPUTS, text: str = "t", constants: str = "c") -> Key:
@@ -39,13 +41,13 @@ def files(artifact: Artifact | None) -> dict[str, bytes]:
     }
 
 
-WHOLE = {"program.pt2": b"program", "ranks/tp_0.pt": b"rank"}
+WHOLE = {"program.pt2": b"program", "ranks/tp_0.pt": b"rank", "findings.json": b"[]"}
 
 
 def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
     store = Artifacts(tmp_path, None)
     assert store.find(INPUTS) is None
-    made = store.keep(INPUTS, key(), built)
+    made = store.keep(INPUTS, key(), built, TOLD)
     assert made == store.find(INPUTS) == store.find_key(key())
     assert files(made) == WHOLE
     assert Path(made.directory) == tmp_path / ("a" * 64) / key().id
@@ -60,16 +62,28 @@ def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
         pytest.param({"weights": "w" * 64}, id="weights"),
         pytest.param({"backend": "trace"}, id="backend"),
         pytest.param({"source": "2" * 64}, id="source"),
+        pytest.param({"rules": "4" * 64}, id="rules"),
     ],
 )
 def test_what_decides_it_is_in_the_lookup(changed: dict[str, object], tmp_path: Path) -> None:
     store = Artifacts(tmp_path, None)
-    store.keep(INPUTS, key(), built)
+    store.keep(INPUTS, key(), built, TOLD)
     other = replace(INPUTS, **changed)  # type: ignore[arg-type]
     assert store.find(other) is None
-    assert (key(other).id == key().id) == ("source" in changed), (
+    assert (key(other).id == key().id) == (changed.keys() <= {"source", "rules"}), (
         "code that gives the same graphs gives the same artifact"
     )
+
+
+def test_a_renewed_artifact_is_found_by_what_leads_to_it_now(tmp_path: Path) -> None:
+    store = Artifacts(tmp_path, None)
+    made = store.keep(INPUTS, key(), built, TOLD)
+    newer = replace(INPUTS, source="2" * 64)
+    renewed = store.renew(made, newer, {"findings.json": '["anew"]'})
+    assert store.find(INPUTS) is None
+    assert store.find(newer) == store.find_key(key()) == renewed
+    assert (renewed.directory, renewed.key) == (made.directory, made.key)
+    assert files(renewed) == {**WHOLE, "findings.json": b'["anew"]'}
 
 
 @pytest.mark.parametrize("changed", [{"text": "u"}, {"constants": "d"}], ids=["text", "constants"])
@@ -85,27 +99,27 @@ def test_a_failed_build_is_not_kept(tmp_path: Path) -> None:
         raise RuntimeError("NCC_INLA001")
 
     with pytest.raises(RuntimeError, match="NCC_INLA001"):
-        store.keep(INPUTS, key(), fails)
+        store.keep(INPUTS, key(), fails, TOLD)
     assert store.find(INPUTS) is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files(store.keep(INPUTS, key(), built)) == WHOLE
+    assert files(store.keep(INPUTS, key(), built, TOLD)) == WHOLE
 
 
 @pytest.mark.parametrize("damage", ["truncated", "absent", "manifest"])
 def test_what_is_not_whole_is_made_again(damage: str, tmp_path: Path) -> None:
     store = Artifacts(tmp_path, None)
-    made = Path(store.keep(INPUTS, key(), built).directory)
+    made = Path(store.keep(INPUTS, key(), built, TOLD).directory)
     if damage == "truncated":
         (made / "program.pt2").write_bytes(b"pro")
     else:
         (made / ("program.pt2" if damage == "absent" else MANIFEST_FILE)).unlink()
     assert store.find(INPUTS) is None
-    assert files(store.keep(INPUTS, key(), built)) == WHOLE
+    assert files(store.keep(INPUTS, key(), built, TOLD)) == WHOLE
 
 
 def test_another_format_is_no_artifact(tmp_path: Path) -> None:
     store = Artifacts(tmp_path, None)
-    path = Path(store.keep(INPUTS, key(), built).directory) / MANIFEST_FILE
+    path = Path(store.keep(INPUTS, key(), built, TOLD).directory) / MANIFEST_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": "0.9"}))
     assert store.find(INPUTS) is None
 
@@ -113,7 +127,7 @@ def test_another_format_is_no_artifact(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["directory", "url"])
 def test_a_mirror_continues_on_another_machine(kind: str, tmp_path: Path) -> None:
     mirror = f"memory://artifacts-{tmp_path.name}" if kind == "url" else str(tmp_path / "mirror")
-    Artifacts(tmp_path / "first", mirror).keep(INPUTS, key(), built)
+    Artifacts(tmp_path / "first", mirror).keep(INPUTS, key(), built, TOLD)
     second = Artifacts(tmp_path / "second", mirror)
     fetched = second.find(INPUTS)
     assert files(fetched) == WHOLE
@@ -121,17 +135,20 @@ def test_a_mirror_continues_on_another_machine(kind: str, tmp_path: Path) -> Non
 
 
 def test_what_was_there_goes_to_a_mirror_that_is_new(tmp_path: Path) -> None:
-    Artifacts(tmp_path / "first", None).keep(INPUTS, key(), built)
+    Artifacts(tmp_path / "first", None).keep(INPUTS, key(), built, TOLD)
     Artifacts(tmp_path / "first", str(tmp_path / "mirror")).find(INPUTS)
     assert files(Artifacts(tmp_path / "second", str(tmp_path / "mirror")).find(INPUTS)) == WHOLE
 
 
-def test_a_damaged_mirror_is_not_believed(tmp_path: Path) -> None:
+def test_a_damaged_mirror_is_not_believed_and_mended(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
-    made = Artifacts(tmp_path / "first", str(mirror)).keep(INPUTS, key(), built)
+    made = Artifacts(tmp_path / "first", str(mirror)).keep(INPUTS, key(), built, TOLD)
     copied = mirror / Path(made.directory).relative_to(tmp_path / "first") / "program.pt2"
     copied.write_bytes(b"PROGRAM")
-    assert Artifacts(tmp_path / "second", str(mirror)).find(INPUTS) is None
+    second = Artifacts(tmp_path / "second", str(mirror))
+    assert second.find(INPUTS) is None
+    second.keep(INPUTS, key(), built, TOLD)
+    assert files(Artifacts(tmp_path / "third", str(mirror)).find(INPUTS)) == WHOLE, "what was made again mends it"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +179,24 @@ def test_a_damaged_mirror_is_not_believed(tmp_path: Path) -> None:
 )
 def test_a_miss_is_explained(inputs: Inputs, text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
     store = Artifacts(tmp_path, None)
-    store.keep(INPUTS, key(), built)
-    store.keep(replace(INPUTS, backend="trace", versions={}), key(replace(INPUTS, backend="trace", versions={})), built)
+    store.keep(INPUTS, key(), built, TOLD)
+    store.keep(
+        replace(INPUTS, backend="trace", versions={}), key(replace(INPUTS, backend="trace", versions={})), built, TOLD
+    )
     assert store.explain(key(inputs, text)) == expected
+
+
+def test_damage_is_explained(tmp_path: Path) -> None:
+    store = Artifacts(tmp_path, None)
+    made = store.keep(INPUTS, key(), built, TOLD)
+    (Path(made.directory) / "program.pt2").write_bytes(b"pro")
+    assert store.find_key(key()) is None
+    assert store.explain(key()) == (f"{made.directory}/program.pt2: not as it was made",)
+
+
+def test_more_buckets_are_graphs_of_the_same_kinds(tmp_path: Path) -> None:
+    two = replace(INPUTS, graphs={"prefill_512": "a" * 64, "decode": "d" * 64})
+    three = replace(INPUTS, graphs={**two.graphs, "prefill_1024": "b" * 64})
+    store = Artifacts(tmp_path, None)
+    store.keep(two, key(two), built, TOLD)
+    assert f"graphs.prefill_1024: none there, {'b' * 12} here" in store.explain(key(three))

@@ -11,14 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gemma4cfg.compile import values
+from gemma4cfg.compile.backend import Places
 from gemma4cfg.compile.modules import read_rank
+from gemma4cfg.compile.sdk_backends import SdkBackend
 from gemma4cfg.compile.state_check import SilentLossError, check_aliases, check_buffers
 from gemma4cfg.errors import PlanError
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.graphs import BufferGraphs, ParameterGraph
 from gemma4cfg.runtime.kv import TensorState
+from gemma4cfg.runtime.rankless import RankReadError
+from gemma4cfg.verify.proof import rank_files
 from gemma4cfg.verify.subject import subject_of
 from sharding.collectives.alone import Alone
+from tests.compile.recipes import RECIPES, checkpoint_of, subject
 from tests.verify.shortened import short_config
 
 UNSAID = "The SDK would say nothing"
@@ -137,6 +143,57 @@ def test_aliases(kind: type[ParameterGraph], change: dict[str, int | None], why:
         return
     with pytest.raises(SilentLossError, match=f"graph decode: .*{why}.*{UNSAID}"):
         check_aliases(module, graph, given)
+
+
+# --- where modules are made for the SDK ---
+
+
+class AsksForItsRank(ParameterGraph):
+    """Multiplies by its rank, as the SDK's parallel state has it."""
+
+    def forward(self, *inputs: Tensor) -> Any:
+        out, *state = super().forward(*inputs)
+        return (out * group().rank(), *state)
+
+
+class BuffersInPlace(BufferGraphs):
+    """Writes its KV in place."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        written_in_place(self)
+
+
+class BuffersAskForTheirRank(BufferGraphs):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.register_forward_hook(lambda _module, _given, out: out * group().rank())
+
+
+def group() -> Any:
+    from importlib import import_module
+
+    return import_module("neuronx_distributed.parallel_layers.parallel_state").get_tensor_model_parallel_group()
+
+
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("fault", ["loses_state", "asks_for_its_rank"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_backend_lets_it_through(
+    recipe: str, fault: str, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault == "asks_for_its_rank" and recipe.startswith("trace"):
+        pytest.skip("one rank has no parallel state")
+    one = subject("12b", 1 if recipe.startswith("trace") else 2, recipe)
+    ranks = rank_files(one.plan, checkpoint_of(checkpoints, one), tmp_path)
+    lost = fault == "loses_state"
+    monkeypatch.setattr(values, "ParameterGraph", InPlace if lost else AsksForItsRank)
+    monkeypatch.setattr(values, "BufferGraphs", BuffersInPlace if lost else BuffersAskForTheirRank)
+    backend = SdkBackend(one.plan.recipe, None)
+    unit = backend.units(one.plan)[0]
+    (tmp_path / "artifact").mkdir()
+    with pytest.raises(SilentLossError if lost else RankReadError, match=UNSAID if lost else "rank_tensors"):
+        backend.build(one.plan, unit, (), Places(tmp_path / "artifact", tmp_path / "workdir", ranks))
 
 
 # --- rank files ---

@@ -77,16 +77,54 @@ def test_a_kill_costs_the_graph_it_came_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        pytest.param(("compile.backend=sdk",), "torch_neuronx, neuronx_distributed is not installed here", id="no_sdk"),
+        pytest.param(("compile.backend=sdk",), "no torch_neuronx and no neuronx_distributed is installed here", id="no_sdk"),
         pytest.param(("output=s3://bucket/x",), "compile.mirror=s3://bucket/x", id="remote_output"),
+        pytest.param(("output=file",), "output=file: cannot be a directory", id="output_is_a_file"),
+        pytest.param(("compile.workdir=s3://b/w",), "compile.workdir=s3://b/w", id="remote_workdir"),
+        pytest.param(
+            ("compile.mirror=file/in",), "compile.mirror=file/in: cannot be a directory", id="mirror_in_a_file"
+        ),
+        pytest.param(("compile.mirror=nosuch://x/y",), "compile.mirror=nosuch://x/y: cannot be read", id="mirror"),
         pytest.param(("task=plan", "compile.explain=true"), "compile.explain is never read: task=plan", id="unread"),
     ],
 )
 def test_a_mistake_is_a_sentence(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     result = run(*TINY, "task=compile", *words, cwd=tmp_path)
     assert result.exit_code == 2
     assert told in result.err
     assert result.plan is None
+    assert not (tmp_path / "outputs" / "artifacts").exists()
+
+
+def test_a_refused_graph_leaves_no_script(tmp_path: Path) -> None:
+    words = ("attention.implementation=sdpa", "model.attention.sliding_attention.window=1024", "shapes.kv_length=1024")
+    result = run(*TINY, *words, "task=compile", cwd=tmp_path)
+    assert result.exit_code == 2
+    assert "layer 0: graph prefill_12, aten.scaled_dot_product_attention" in result.err
+    assert result.directory is not None
+    assert {path.name for path in result.directory.iterdir() if path.is_file()} == {"result.json"}
+
+
+@pytest.mark.parametrize("asked", ["auto", "sdk"])
+def test_an_sdk_that_does_not_import_is_none(asked: str, tmp_path: Path) -> None:
+    """Such as the placeholders of these names on the public index."""
+    for name in ("torch_neuronx", "neuronx_distributed"):
+        (tmp_path / f"{name}.py").touch()
+    words = (
+        "recipe=model_builder",
+        "model.layers=1",
+        "model.layer_pattern=[full_attention]",
+        f"compile.backend={asked}",
+    )
+    result = run(*TINY, *words, "task=compile", cwd=tmp_path)
+    why = "neuronx_distributed.NxDParallelState does not import: AttributeError"
+    if asked == "sdk":
+        assert result.exit_code == 2
+        assert f"compile.backend=sdk: {why}" in result.err
+    else:
+        assert result.exit_code == 0, result.err
+        assert f"not done: nothing was compiled for the device: {why}" in result.out
 
 
 def test_vllm_compiles_nothing(tmp_path: Path) -> None:

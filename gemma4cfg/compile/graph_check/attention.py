@@ -9,9 +9,11 @@ from gemma4cfg.findings import Finding
 
 
 def fused_attention(subject: Subject) -> Iterator[Finding]:
-    """Fused attention in a layer whose window a published failure names, on a release that has it."""
+    """Fused attention in a layer whose window is as long as one that a published failure names, on a release that has it."""
     failures = [
-        (name, failure) for name, failure in subject.sdk.stack.failures.items() if failure.effect == "eager_attention"
+        (name, failure)
+        for name, failure in subject.sdk.stack.failures.items()
+        if failure.effect == "eager_attention" and "window" in failure.when
     ]
     for node in subject.nodes:
         if operator(node) != "aten.scaled_dot_product_attention" or (index := layer_of(node)) is None:
@@ -19,6 +21,6 @@ def fused_attention(subject: Subject) -> Iterator[Finding]:
         for name, failure in failures:
             version = subject.sdk.pins.get(failure.package)
             holds = version is not None and failure.versions.holds(version)
-            if holds and subject.plan.layers[index].window == failure.when.get("window"):
+            if holds and (subject.plan.layers[index].window or 0) >= failure.when["window"]:
                 yield subject.finding("error", name, node, f"{failure.what} ({failure.source})", failure.fix)
                 return

@@ -1,4 +1,4 @@
-"""Weights and state in another type than the plan's."""
+"""Weights in another type than the plan's."""
 
 from __future__ import annotations
 
