@@ -135,10 +135,9 @@ def compile_memory(visit: Visit) -> Iterator[Line]:
 
 
 def scratch(visit: Visit) -> Iterator[Line]:
-    """Rank files, and programs that carry weights of their own."""
-    plan = visit.plan
-    copies = 1 if plan.recipe == "model_builder" else 1 + len(plan.graphs)
-    needed = copies * plan.tp * (plan.budget.hbm_per_rank.weights // plan.weight_copies)
+    """Rank files, the host's tables and compiled graphs: the plan's figures."""
+    disk = visit.plan.budget.host.disk
+    needed = disk.shards + disk.artifacts
     for directory, free in visit.machine.scratch.items():
         said = f"{directory}: {_gb(free)} free, {_gb(needed)} needed"
         ok = free >= needed

@@ -241,6 +241,20 @@ def test_each_recipe_has_its_port(recipe: str, used: tuple[int, ...], status: st
     assert found == ([] if status is None else [status])
 
 
+@pytest.mark.parametrize("recipe", ["model_builder", "tp_alias"])
+def test_the_disk_takes_what_the_plan_says(recipe: str) -> None:
+    """The host's tables too, which are more than half of E2B."""
+    of = plan("model=e2b", f"recipe={recipe}")
+    disk = of.budget.host.disk
+    needed = disk.shards + disk.artifacts
+    answers = {
+        free: next(line for line in lines(without(scratch={"outputs": free}), of=of) if line.need == "scratch space")
+        for free in (needed - 1, needed)
+    }
+    assert [line.status for line in answers.values()] == ["missing", "ok"]
+    assert f"{needed / 1e9:.1f} GB needed" in answers[needed].found
+
+
 def test_too_few_cores() -> None:
     of = plan("model=31b", "tp=8", "target=inf2.24xlarge")
     found = next(line for line in lines(fit(), of=of) if line.need == "cores")
