@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PROGRAMS = ("neuronx-cc", "libneuronpjrt-path", "neuron-ls")
+PROGRAMS = ("neuronx-cc", "libneuronpjrt-path")
+"""What the SDK starts by name."""
+
 COMPILE_CACHE = "/var/tmp/neuron-compile-cache"
 """Where the SDK keeps what it compiled, unless NEURON_COMPILE_CACHE_URL says otherwise."""
 
@@ -20,14 +24,16 @@ COMPILE_CACHE = "/var/tmp/neuron-compile-cache"
 @dataclass(frozen=True, slots=True)
 class Machine:
     """``packages``: version by pip name (the runtime library's by its system name), what is absent left out. ``programs``:
-    where each was found on PATH. ``devices``: Neuron devices; ``busy``: processes that hold one. ``scratch``: free bytes
+    where each was found on PATH. ``instance_type``: null where the machine does not say. ``devices``: by a Neuron device's
+    number, the processes that have it open; ``hidden``: how many processes did not let that be seen. ``scratch``: free bytes
     by directory. ``failed_modules``: entries of the compile cache that hold a failure. ``virtual_environment``: the name of
     the one that runs; ``environments`` those that lie under /opt. ``used_ports``: of those that were asked about."""
 
     packages: Mapping[str, str]
     programs: Mapping[str, str]
-    devices: int
-    busy: tuple[str, ...]
+    instance_type: str | None
+    devices: Mapping[int, tuple[str, ...]]
+    hidden: int
     memory_bytes: int
     swap_bytes: int
     scratch: Mapping[str, int]
@@ -41,12 +47,14 @@ class Machine:
 def read_machine(packages: Iterable[str], directories: Iterable[Path], ports: Iterable[int]) -> Machine:
     """This machine, as far as it lets itself be read."""
     meminfo = _meminfo()
+    holders, hidden = device_holders(Path("/proc"))
     cache = os.environ.get("NEURON_COMPILE_CACHE_URL", COMPILE_CACHE)
     return Machine(
         packages={name: found for name in packages if (found := _version(name))},
         programs={name: found for name in PROGRAMS if (found := shutil.which(name))},
-        devices=len(list(Path("/dev").glob("neuron[0-9]*"))),
-        busy=_holders(),
+        instance_type=_instance_type(),
+        devices={device: holders.get(device, ()) for device in sorted(_devices(Path("/dev").iterdir()))},
+        hidden=hidden,
         memory_bytes=meminfo.get("MemTotal", 0),
         swap_bytes=meminfo.get("SwapTotal", 0),
         scratch={str(directory): _free(directory) for directory in directories},
@@ -91,17 +99,43 @@ def _meminfo() -> dict[str, int]:
     return {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
 
 
-def _holders() -> tuple[str, ...]:
-    """Processes that have a Neuron device open, as far as they may be looked at."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+def _instance_type() -> str | None:
+    """EC2 gives a machine its instance type for a product name."""
+    try:
+        return Path("/sys/class/dmi/id/product_name").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def device_holders(proc: Path) -> tuple[dict[int, tuple[str, ...]], int]:
+    """By a Neuron device's number, the processes below ``proc`` that have it open; and how many may not be looked at, which
+    are other users' where one is not root."""
+    holders: dict[int, tuple[str, ...]] = {}
+    hidden = 0
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
-            target = link.readlink()
-        except OSError:
+            opened = set(_devices(_targets(process / "fd")))
+        except PermissionError:
+            hidden += 1
             continue
-        if str(target).startswith("/dev/neuron"):
-            found.add(link.parts[2])
-    return tuple(sorted(found, key=int))
+        for device in opened:
+            holders[device] = (*holders.get(device, ()), process.name)
+    return holders, hidden
+
+
+def _targets(links: Path) -> Iterator[Path]:
+    """Where a directory's links point, but for those that are gone by now."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for link in links.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                yield link.readlink()
+
+
+def _devices(paths: Iterable[Path]) -> Iterator[int]:
+    """Numbers of the Neuron devices among ``paths``."""
+    for path in paths:
+        if found := re.fullmatch(r"/dev/neuron(\d+)", str(path)):
+            yield int(found[1])
 
 
 def _free(directory: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
 from gemma4cfg.config.target import Target
-from gemma4cfg.doctor.machine import Machine
+from gemma4cfg.doctor.machine import PROGRAMS, Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
 from gemma4cfg.plan.records import Plan
 
@@ -27,11 +27,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """``tokenizer``: null where there is no local checkpoint. ``sdk`` and ``target`` are the plan's."""
+    """``sdk`` and ``target`` are the plan's. ``here``: what is known of the machine's own instance type, null where nothing
+    is. ``tokenizer``: null where there is no local checkpoint."""
 
     plan: Plan
     sdk: Sdk
     target: Target
+    here: Target | None
     machine: Machine
     tokenizer: Tokenizer | None
 
@@ -83,30 +85,59 @@ def virtual_environment(visit: Visit) -> Iterator[Line]:
 def compiler(visit: Visit) -> Iterator[Line]:
     """Programs that the SDK starts by name."""
     remedy = f"export PATH=/opt/{visit.sdk.virtual_environment or 'VENV'}/bin:/opt/aws/neuron/bin:$PATH"
-    for program in ("neuronx-cc", "libneuronpjrt-path"):
+    for program in PROGRAMS:
         path = visit.machine.programs.get(program)
         yield Line(
             "compiler", "ok" if path else "missing", f"{program}: {path or 'not on PATH'}", "" if path else remedy
         )
 
 
+def instance_type(visit: Visit) -> Iterator[Line]:
+    """The machine's own. A program made for one chip does not run on another; sizes of one family differ in cores and host."""
+    found, wanted = visit.machine.instance_type, visit.plan.target
+    if found is None:
+        yield Line("instance type", "not looked at", f"this machine does not say; the plan is for {wanted}", "")
+    elif found == wanted:
+        yield Line("instance type", "ok", found, "")
+    else:
+        said = f"{found}, the plan is for {wanted}"
+        if visit.here is None or visit.here.chip != visit.target.chip:
+            yield Line("instance type", "missing", said, f"run on {wanted}")
+        else:
+            yield Line("instance type", "warning", said, f"target={found}, or run on {wanted}")
+
+
 def cores(visit: Visit) -> Iterator[Line]:
-    """One owner at a time has a device's cores."""
-    machine, target = visit.machine, visit.target
-    there = machine.devices * target.chip.cores // target.cores_per_logical_core
+    """Neighbours, of devices that no process has open: which of a device's cores a process has reserved does not show."""
+    machine, here = visit.machine, visit.here or visit.target
+    holders = [processes for processes in machine.devices.values() for _ in range(here.cores // here.chips)]
     devices = [call.args["device_id"] for call in visit.plan.calls if "device_id" in call.args]
     needed = max([visit.plan.tp, *(device + 1 for device in devices)])
-    if not machine.devices:
-        yield Line("cores", "missing", "no /dev/neuron*", f"run on {visit.plan.target}, with the driver loaded")
-    elif machine.busy:
-        held = f"{machine.devices} devices, held by process {', '.join(machine.busy)}"
+    first = next((core for core in range(len(holders) - needed + 1) if not any(holders[core : core + needed])), None)
+    processes = sorted({process for core in holders for process in core}, key=int)
+    said = f"{sum(not core for core in holders)} of {len(holders)} cores free, the plan takes {needed}"
+    if processes:
+        said += f"; held by process {', '.join(processes)}"
+    if machine.hidden:
+        said += f"; as far as visible: not of {machine.hidden} processes of other users"
+    run = f"run on {visit.plan.target}"
+    if not holders:
+        remedy = f"{run}, with the driver loaded (sudo modprobe neuron); a container has the devices it is given"
+        yield Line("cores", "missing", "no /dev/neuron*", remedy)
+    elif len(holders) < needed:
         yield Line(
-            "cores", "missing", held, "stop it (SIGTERM: a killed process may leave the device hanging until a reboot)"
+            "cores", "missing", said, f"{run}; a container has the devices it is given (--device=/dev/neuron0 …)"
         )
-    elif there < needed:
-        yield Line("cores", "missing", f"{there} cores, the plan takes {needed}", f"run on {visit.plan.target}")
+    elif first is None:
+        remedy = "stop it (SIGTERM: a killed process may leave the device hanging until a reboot)"
+        yield Line("cores", "missing", said, remedy)
+    elif processes:
+        chosen = f"{first}-{first + needed - 1}" if needed > 1 else str(first)
+        yield Line(
+            "cores", "warning", said, f"export NEURON_RT_VISIBLE_CORES={chosen}, or a process asks for all cores"
+        )
     else:
-        yield Line("cores", "ok", f"{there} cores, none in use; the plan takes {needed}", "")
+        yield Line("cores", "ok", said, "")
 
 
 def load_memory(visit: Visit) -> Iterator[Line]:
@@ -201,6 +232,7 @@ _NEEDS: tuple[Need, ...] = (
     packages,
     virtual_environment,
     compiler,
+    instance_type,
     cores,
     load_memory,
     compile_memory,
@@ -210,5 +242,5 @@ _NEEDS: tuple[Need, ...] = (
     tokenizer,
 )
 
-_SERVED: tuple[Need, ...] = (packages, load_memory, tokenizer)
+_SERVED: tuple[Need, ...] = (packages, instance_type, load_memory, tokenizer)
 """Of a stack that makes its own graphs."""

@@ -15,6 +15,7 @@ from gemma4cfg.errors import PlanError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.planner.build import build_plan
+from gemma4cfg.tasks.compile import sdk_of, target_of
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.doctor import show_examination
 
@@ -27,15 +28,15 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     Raises UserError where there is no plan, PlanError where a hard need is missing.
     """
     plan = build_plan(config)
-    sdk = next(sdk for sdk in config.sdks if sdk.name == plan.sdk)
+    sdk = sdk_of(config, plan)
     output = Path(config.settings.output) if config.settings.output else Path("outputs")
     ports = [meeting.port for meeting in sdk.stack.rendezvous.values()]
     machine = read_machine(sdk.pins, (output, Path(tempfile.gettempdir())), ports)
     checkpoint = config.settings.checkpoint
     local = checkpoint is not None and Path(checkpoint).is_dir()
     tokenizer = read_tokenizer(checkpoint) if local and checkpoint else None
-    target = next(each for each in (*config.targets, *config.known_targets) if each.name == plan.target)
-    lines = examine(Visit(plan, sdk, target, machine, tokenizer))
+    here = next((target for target in config.known_targets if target.name == machine.instance_type), None)
+    lines = examine(Visit(plan, sdk, target_of(config, plan), here, machine, tokenizer))
     write_json(directory / PLAN_FILE, plan.to_json())
     write_json(directory / DOCTOR_FILE, {"plan_id": plan.plan_id, "lines": to_plain(lines)})
     console.print(

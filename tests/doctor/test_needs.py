@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemma4cfg import build_plan, load_config
-from gemma4cfg.config.catalog import decode_choice, read_choice
+from gemma4cfg.config.catalog import choices, decode_choice, read_choice
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import GIB, Target
-from gemma4cfg.doctor.machine import Machine, failed_modules, read_machine
+from gemma4cfg.doctor.machine import Machine, device_holders, failed_modules, read_machine
 from gemma4cfg.doctor.needs import Line, Visit, examine
 from gemma4cfg.doctor.tokenizer import Tokenizer, read_tokenizer
 from gemma4cfg.plan.records import Plan
@@ -35,8 +36,9 @@ def fit() -> Machine:
     return Machine(
         packages={name: f"{pin}.0" if name == "neuronx-cc" else pin for name, pin in release().pins.items()},
         programs={"neuronx-cc": "/opt/v/bin/neuronx-cc", "libneuronpjrt-path": "/opt/v/bin/libneuronpjrt-path"},
-        devices=1,
-        busy=(),
+        instance_type="inf2.8xlarge",
+        devices={0: ()},
+        hidden=0,
         memory_bytes=128 * GIB,
         swap_bytes=0,
         scratch={"outputs": 500 * 10**9},
@@ -49,8 +51,18 @@ def fit() -> Machine:
 
 
 def lines(machine: Machine, tokenizer: Tokenizer | None = ALIVE, of: Plan | None = None) -> tuple[Line, ...]:
-    target = decode_choice(Target, "target", read_choice("target", "inf2.8xlarge"))
-    return examine(Visit(of or plan(), release(), target, machine, tokenizer))
+    of = of or plan()
+    here = known(machine.instance_type) if machine.instance_type in choices("target") else None
+    return examine(Visit(of, release(), known(of.target), here, machine, tokenizer))
+
+
+def known(target: str) -> Target:
+    return decode_choice(Target, "target", read_choice("target", target))
+
+
+def only(need: str, machine: Machine, of: Plan | None = None) -> Line:
+    (found,) = (line for line in lines(machine, of=of) if line.need == need)
+    return found
 
 
 def without(packages: dict[str, str] | None = None, **changed: object) -> Machine:
@@ -129,8 +141,21 @@ def test_a_fit_machine_passes() -> None:
             "export PATH",
             id="pjrt_path",
         ),
-        pytest.param(without(devices=0), "cores", "missing", "no /dev/neuron*", "inf2.8xlarge", id="no_device"),
-        pytest.param(without(busy=("4711",)), "cores", "missing", "process 4711", "stop it", id="cores_held"),
+        pytest.param(
+            without(instance_type="c7i.8xlarge"), "instance type", "missing", "c7i.8xlarge", "inf2.8xlarge", id="other"
+        ),
+        pytest.param(
+            without(instance_type="inf2.xlarge"),
+            "instance type",
+            "warning",
+            "inf2.xlarge, the plan is for inf2.8xlarge",
+            "target=inf2.xlarge",
+            id="size",
+        ),
+        pytest.param(without(devices={}), "cores", "missing", "no /dev/neuron*", "inf2.8xlarge", id="no_device"),
+        pytest.param(
+            without(devices={0: ("4711",)}), "cores", "missing", "held by process 4711", "stop it", id="cores_held"
+        ),
         pytest.param(
             without(memory_bytes=16 * GIB),
             "memory to load",
@@ -223,8 +248,70 @@ def test_without_a_checkpoint_the_tokenizer_is_not_looked_at() -> None:
 def test_a_core_each_takes_two() -> None:
     """Two traces on a core each take two cores at tp=1."""
     of = plan("model=e2b", "tp=1", "recipe=trace", "recipe.placement=core_each")
-    found = next(line.found for line in lines(fit(), of=of) if line.need == "cores")
-    assert found == "2 cores, none in use; the plan takes 2"
+    assert only("cores", fit(), of).found == "2 of 2 cores free, the plan takes 2"
+
+
+def test_another_chip() -> None:
+    """Its cores are counted, not those of the plan's."""
+    of = plan("tp=4", "target=trn2.3xlarge", "sdk=neuron-2.28")
+    other = only("instance type", fit(), of)
+    assert (other.status, other.found) == ("missing", "inf2.8xlarge, the plan is for trn2.3xlarge")
+    assert other.remedy == "run on trn2.3xlarge"
+    few = only("cores", fit(), of)
+    assert (few.status, few.found) == ("missing", "2 of 2 cores free, the plan takes 4")
+
+
+def test_a_machine_without_a_name() -> None:
+    """Taken for the plan's."""
+    nameless = without(instance_type=None)
+    assert only("instance type", nameless).status == "not looked at"
+    assert only("cores", nameless).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("tp", "held", "status", "visible"),
+    [
+        pytest.param(2, {0}, "warning", "=2-3,", id="behind"),
+        pytest.param(1, {0, 2}, "warning", "=2,", id="between"),
+        pytest.param(4, {0, 3, 6, 9}, "warning", "=2-5,", id="neighbours"),
+        pytest.param(8, {0, 4, 8}, "missing", "SIGTERM", id="no_neighbours"),
+    ],
+)
+def test_some_devices_are_held(tp: int, held: set[int], status: str, visible: str) -> None:
+    alone = ("recipe=trace", "recipe.placement=one_core") if tp == 1 else ()
+    of = plan("model=e2b", f"tp={tp}", "target=inf2.48xlarge", "shapes=kv512", *alone)
+    machine = without(
+        instance_type="inf2.48xlarge", devices={device: ("4711",) if device in held else () for device in range(12)}
+    )
+    found = only("cores", machine, of)
+    assert found.status == status
+    assert visible in found.remedy
+    assert found.found == f"{24 - 2 * len(held)} of 24 cores free, the plan takes {tp}; held by process 4711"
+
+
+def test_processes_that_hide_what_they_hold() -> None:
+    found = only("cores", without(hidden=83))
+    assert (found.status, found.remedy) == ("ok", "")
+    assert "as far as visible: not of 83 processes" in found.found
+
+
+def test_who_has_a_device_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = {"9": ("/dev/null", "/dev/neuron0"), "10": ("/dev/neuron0", "/dev/neuron11"), "7": (), "self": ("/x",)}
+    for process, targets in opened.items():
+        (tmp_path / process / "fd").mkdir(parents=True)
+        for number, target in enumerate(targets):
+            (tmp_path / process / "fd" / str(number)).symlink_to(target)
+    (tmp_path / "8").mkdir()  # ended
+    assert device_holders(tmp_path) == ({0: ("9", "10"), 11: ("10",)}, 0)
+    listed = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path == tmp_path / "10" / "fd":
+            raise PermissionError(path)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert device_holders(tmp_path) == ({0: ("9",)}, 1)
 
 
 @pytest.mark.parametrize(
@@ -247,18 +334,16 @@ def test_the_disk_takes_what_the_plan_says(recipe: str) -> None:
     of = plan("model=e2b", f"recipe={recipe}")
     disk = of.budget.host.disk
     needed = disk.shards + disk.artifacts
-    answers = {
-        free: next(line for line in lines(without(scratch={"outputs": free}), of=of) if line.need == "scratch space")
-        for free in (needed - 1, needed)
-    }
+    answers = {free: only("scratch space", without(scratch={"outputs": free}), of) for free in (needed - 1, needed)}
     assert [line.status for line in answers.values()] == ["missing", "ok"]
     assert f"{needed / 1e9:.1f} GB needed" in answers[needed].found
 
 
 def test_too_few_cores() -> None:
     of = plan("model=31b", "tp=8", "target=inf2.24xlarge")
-    found = next(line for line in lines(fit(), of=of) if line.need == "cores")
-    assert (found.status, found.found, found.remedy) == ("missing", "2 cores, the plan takes 8", "run on inf2.24xlarge")
+    found = only("cores", without(instance_type="inf2.24xlarge"), of)
+    assert (found.status, found.found) == ("missing", "2 of 2 cores free, the plan takes 8")
+    assert found.remedy.startswith("run on inf2.24xlarge; a container has the devices it is given")
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
