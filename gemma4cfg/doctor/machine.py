@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sharding.files import is_url
+
 PROGRAMS = ("neuronx-cc", "libneuronpjrt-path")
 """What the SDK starts by name."""
 
@@ -22,12 +24,21 @@ COMPILE_CACHE = "/var/tmp/neuron-compile-cache"
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """``free`` bytes, which ``directories`` share: they lie on it, or would."""
+
+    directories: tuple[str, ...]
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """``packages``: version by pip name (the runtime library's by its system name), what is absent left out. ``programs``:
     where each was found on PATH. ``instance_type``: null where the machine does not say. ``devices``: by a Neuron device's
-    number, the processes that have it open; ``hidden``: how many processes did not let that be seen. ``scratch``: free bytes
-    by directory. ``failed_modules``: entries of the compile cache that hold a failure. ``virtual_environment``: the name of
-    the one that runs; ``environments`` those that lie under /opt. ``used_ports``: of those that were asked about."""
+    number, the processes that have it open; ``hidden``: how many processes did not let that be seen. ``disks`` of the
+    directories and ``used_ports`` of the ports that were asked about. ``failed_modules``: directories in the compile cache
+    that hold a failure, null where the cache is behind an URL. ``virtual_environment``: the name of the one that runs;
+    ``environments`` those that lie under /opt."""
 
     packages: Mapping[str, str]
     programs: Mapping[str, str]
@@ -36,9 +47,9 @@ class Machine:
     hidden: int
     memory_bytes: int
     swap_bytes: int
-    scratch: Mapping[str, int]
+    disks: tuple[Disk, ...]
     compile_cache: str
-    failed_modules: tuple[str, ...]
+    failed_modules: tuple[str, ...] | None
     virtual_environment: str | None
     environments: tuple[str, ...]
     used_ports: tuple[int, ...]
@@ -57,23 +68,25 @@ def read_machine(packages: Iterable[str], directories: Iterable[Path], ports: It
         hidden=hidden,
         memory_bytes=meminfo.get("MemTotal", 0),
         swap_bytes=meminfo.get("SwapTotal", 0),
-        scratch={str(directory): _free(directory) for directory in directories},
+        disks=_disks(directories),
         compile_cache=cache,
-        failed_modules=failed_modules(Path(cache)),
+        failed_modules=failed_modules(cache),
         virtual_environment=Path(sys.prefix).name if sys.prefix != sys.base_prefix else None,
         environments=tuple(sorted(path.name for path in Path("/opt").glob("aws_neuronx_venv_*"))),
         used_ports=tuple(port for port in ports if _used(port)),
     )
 
 
-def failed_modules(cache: Path) -> tuple[str, ...]:
-    """Modules that were compiled and left a log but no program: the SDK answers from there, without compiling again."""
-    found = cache.rglob("MODULE_*") if cache.is_dir() else ()
+def failed_modules(cache: str) -> tuple[str, ...] | None:
+    """Directories of modules that were compiled and left a log but no program: the SDK answers from there, without compiling
+    again. Null for an URL, which is not read."""
+    if is_url(cache):
+        return None
     return tuple(
         sorted(
-            path.name
-            for path in found
-            if path.is_dir() and (path / "model.log").exists() and not (path / "model.neff").exists()
+            str(path)
+            for path in Path(cache).rglob("MODULE_*")
+            if (path / "model.log").exists() and not (path / "model.neff").exists()
         )
     )
 
@@ -138,9 +151,15 @@ def _devices(paths: Iterable[Path]) -> Iterator[int]:
             yield int(found[1])
 
 
-def _free(directory: Path) -> int:
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
+def _disks(directories: Iterable[Path]) -> tuple[Disk, ...]:
+    lying: dict[int, list[Path]] = {}
+    for directory in dict.fromkeys(directories):
+        lying.setdefault(_existing(directory).stat().st_dev, []).append(directory)
+    return tuple(Disk(tuple(map(str, on)), shutil.disk_usage(_existing(on[0])).free) for on in lying.values())
+
+
+def _existing(directory: Path) -> Path:
+    return next(path for path in (directory, *directory.absolute().parents) if path.exists())
 
 
 def _used(port: int) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
@@ -28,13 +30,16 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Visit:
     """``sdk`` and ``target`` are the plan's. ``here``: what is known of the machine's own instance type, null where nothing
-    is. ``tokenizer``: null where there is no local checkpoint."""
+    is. ``rank_files``, ``artifacts``: the directories in which task=compile puts them. ``tokenizer``: null where there is no
+    local checkpoint."""
 
     plan: Plan
     sdk: Sdk
     target: Target
     here: Target | None
     machine: Machine
+    rank_files: str
+    artifacts: str
     tokenizer: Tokenizer | None
 
 
@@ -165,24 +170,33 @@ def compile_memory(visit: Visit) -> Iterator[Line]:
         yield Line("memory to compile", "warning", said, "compile on a larger host and copy the artifacts, or add swap")
 
 
-def scratch(visit: Visit) -> Iterator[Line]:
-    """Rank files, the host's tables and compiled graphs: the plan's figures."""
-    disk = visit.plan.budget.host.disk
-    needed = disk.shards + disk.artifacts
-    for directory, free in visit.machine.scratch.items():
-        said = f"{directory}: {_gb(free)} free, {_gb(needed)} needed"
-        ok = free >= needed
-        yield Line("scratch space", "ok" if ok else "missing", said, "" if ok else "output=DIR on a larger disk")
+def disk(visit: Visit) -> Iterator[Line]:
+    """Rank files with the host's tables, and compiled graphs, where task=compile writes them."""
+    sizes = visit.plan.budget.host.disk
+    written = ((visit.rank_files, sizes.shards), (visit.artifacts, sizes.artifacts))
+    for disk in visit.machine.disks:
+        needed = sum(size for directory, size in written if directory in disk.directories)
+        said = f"{' and '.join(disk.directories)}: {_gb(disk.free)} free, {_gb(needed)} needed"
+        if disk.free >= needed:
+            yield Line("disk", "ok", said, "")
+        elif visit.rank_files in disk.directories:
+            remedy = "cd to a larger disk and run there: rank files go to outputs/ of the working directory"
+            yield Line("disk", "missing", said, remedy)
+        else:
+            yield Line("disk", "missing", said, "output=DIR on a larger disk")
 
 
 def compile_cache(visit: Visit) -> Iterator[Line]:
     """A failure that was cached is answered from there, whatever has been mended."""
-    machine = visit.machine
-    if not machine.failed_modules:
-        yield Line("compile cache", "ok", f"{machine.compile_cache}: no cached failure", "")
-        return
-    said = f"{machine.compile_cache}: {len(machine.failed_modules)} cached failures ({machine.failed_modules[0]})"
-    yield Line("compile cache", "missing", said, f"rm -r {machine.compile_cache}")
+    cache, failed = visit.machine.compile_cache, visit.machine.failed_modules
+    if failed is None:
+        remedy = "delete what has a model.log and no model.neff there, or export NEURON_COMPILE_CACHE_URL=DIR"
+        yield Line("compile cache", "not looked at", f"{cache}: no local directory", remedy)
+    elif failed:
+        said = f"{cache}: {len(failed)} cached failures ({Path(failed[0]).name})"
+        yield Line("compile cache", "missing", said, f"rm -r {shlex.join(failed)}")
+    else:
+        yield Line("compile cache", "ok", f"{cache}: no cached failure", "")
 
 
 def ports(visit: Visit) -> Iterator[Line]:
@@ -236,7 +250,7 @@ _NEEDS: tuple[Need, ...] = (
     cores,
     load_memory,
     compile_memory,
-    scratch,
+    disk,
     compile_cache,
     ports,
     tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from gemma4cfg import build_plan, load_config
 from gemma4cfg.config.catalog import choices, decode_choice, read_choice
 from gemma4cfg.config.sdk import Sdk
 from gemma4cfg.config.target import GIB, Target
-from gemma4cfg.doctor.machine import Machine, device_holders, failed_modules, read_machine
+from gemma4cfg.doctor.machine import Disk, Machine, device_holders, failed_modules, read_machine
 from gemma4cfg.doctor.needs import Line, Visit, examine
 from gemma4cfg.doctor.tokenizer import Tokenizer, read_tokenizer
 from gemma4cfg.plan.records import Plan
@@ -41,7 +42,7 @@ def fit() -> Machine:
         hidden=0,
         memory_bytes=128 * GIB,
         swap_bytes=0,
-        scratch={"outputs": 500 * 10**9},
+        disks=(Disk(("outputs/shards", "outputs/artifacts"), 500 * 10**9),),
         compile_cache="/var/tmp/neuron-compile-cache",
         failed_modules=(),
         virtual_environment="aws_neuronx_venv_pytorch_2_8_nxd_inference",
@@ -53,7 +54,9 @@ def fit() -> Machine:
 def lines(machine: Machine, tokenizer: Tokenizer | None = ALIVE, of: Plan | None = None) -> tuple[Line, ...]:
     of = of or plan()
     here = known(machine.instance_type) if machine.instance_type in choices("target") else None
-    return examine(Visit(of, release(), known(of.target), here, machine, tokenizer))
+    return examine(
+        Visit(of, release(), known(of.target), here, machine, "outputs/shards", "outputs/artifacts", tokenizer)
+    )
 
 
 def known(target: str) -> Target:
@@ -165,7 +168,7 @@ def test_a_fit_machine_passes() -> None:
             id="memory",
         ),
         pytest.param(
-            without(memory_bytes=26 * GIB, swap_bytes=4 * GIB, scratch={"outputs": 10**12}),
+            without(memory_bytes=26 * GIB, swap_bytes=4 * GIB),
             "memory to compile",
             "ok",
             "32.2 GB with swap",
@@ -181,15 +184,20 @@ def test_a_fit_machine_passes() -> None:
             id="compile",
         ),
         pytest.param(
-            without(scratch={"/tmp": 10**9}), "scratch space", "missing", "/tmp: 1.0 GB free", "output=DIR", id="disk"
-        ),
-        pytest.param(
-            without(failed_modules=("MODULE_1",)),
+            without(failed_modules=("/var/tmp/neuron-compile-cache/neuronxcc-2/MODULE_1", "/x/MODULE_2")),
             "compile cache",
             "missing",
-            "MODULE_1",
-            "rm -r /var/tmp",
+            "2 cached failures (MODULE_1)",
+            "rm -r /var/tmp/neuron-compile-cache/neuronxcc-2/MODULE_1 /x/MODULE_2",
             id="cached_failure",
+        ),
+        pytest.param(
+            without(compile_cache="s3://my/cache", failed_modules=None),
+            "compile cache",
+            "not looked at",
+            "s3://my/cache: no local directory",
+            "NEURON_COMPILE_CACHE_URL=DIR",
+            id="cache_elsewhere",
         ),
         pytest.param(
             without(virtual_environment="venv"),
@@ -334,9 +342,19 @@ def test_the_disk_takes_what_the_plan_says(recipe: str) -> None:
     of = plan("model=e2b", f"recipe={recipe}")
     disk = of.budget.host.disk
     needed = disk.shards + disk.artifacts
-    answers = {free: only("scratch space", without(scratch={"outputs": free}), of) for free in (needed - 1, needed)}
+    both = ("outputs/shards", "outputs/artifacts")
+    answers = {free: only("disk", without(disks=(Disk(both, free),)), of) for free in (needed - 1, needed)}
     assert [line.status for line in answers.values()] == ["missing", "ok"]
     assert f"{needed / 1e9:.1f} GB needed" in answers[needed].found
+    assert answers[needed - 1].remedy.startswith("cd to a larger disk")
+
+
+def test_a_disk_each() -> None:
+    """``output=`` moves artifacts only."""
+    disk = plan().budget.host.disk
+    machine = without(disks=(Disk(("outputs/shards",), disk.shards), Disk(("outputs/artifacts",), disk.artifacts - 1)))
+    answers = [line for line in lines(machine) if line.need == "disk"]
+    assert [(line.status, line.remedy) for line in answers] == [("ok", ""), ("missing", "output=DIR on a larger disk")]
 
 
 def test_too_few_cores() -> None:
@@ -351,11 +369,13 @@ def test_this_machine_can_be_read(tmp_path: Path) -> None:
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        machine = read_machine(("torch", "torch-neuronx"), (tmp_path / "not" / "yet",), (port,))
+        machine = read_machine(("torch", "torch-neuronx"), (tmp_path / "not" / "yet", tmp_path, tmp_path), (port,))
     assert machine.used_ports == (port,)
     assert machine.memory_bytes > 0
     assert "torch" in machine.packages
-    assert list(machine.scratch) == [str(tmp_path / "not" / "yet")]
+    (disk,) = machine.disks
+    assert disk.directories == (str(tmp_path / "not" / "yet"), str(tmp_path))
+    assert 0 < disk.free <= shutil.disk_usage(tmp_path).total
 
 
 def test_a_cached_failure_is_a_log_without_a_program(tmp_path: Path) -> None:
@@ -363,8 +383,9 @@ def test_a_cached_failure_is_a_log_without_a_program(tmp_path: Path) -> None:
         (tmp_path / "neuronxcc-2" / name).mkdir(parents=True)
         for file in files:
             (tmp_path / "neuronxcc-2" / name / file).touch()
-    assert failed_modules(tmp_path) == ("MODULE_1",)
-    assert failed_modules(tmp_path / "absent") == ()
+    assert failed_modules(str(tmp_path)) == (str(tmp_path / "neuronxcc-2" / "MODULE_1"),)
+    assert failed_modules(str(tmp_path / "absent")) == ()
+    assert failed_modules("s3://my/cache") is None
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
