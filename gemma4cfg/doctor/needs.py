@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
-from gemma4cfg.config.target import Target
+from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.doctor.machine import PROGRAMS, Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
 from gemma4cfg.plan.records import Plan
@@ -146,28 +146,37 @@ def cores(visit: Visit) -> Iterator[Line]:
 
 
 def load_memory(visit: Visit) -> Iterator[Line]:
-    """Every rank's weights pass through the host, beside what it needs for itself."""
-    host, machine = visit.plan.budget.host, visit.machine
-    needed = host.load_peak + visit.sdk.stack.estimates.host_reserve.bytes
-    lacking = needed - machine.memory_bytes - machine.swap_bytes
-    said = f"{_gb(machine.memory_bytes)} and {_gb(machine.swap_bytes)} of swap; loading peaks at {_gb(needed)}"
+    """Every rank's weights pass through the host."""
+    said, lacking = _memory(visit, "loading", visit.plan.budget.host.load_peak)
     if lacking <= 0:
         yield Line("memory to load", "ok", said, "")
     else:
-        swap = -(-(machine.swap_bytes + lacking) // 2**30)
-        remedy = f"fallocate -l {swap}G /swap && chmod 600 /swap && mkswap /swap && swapon /swap"
-        yield Line("memory to load", "missing", said, remedy)
+        yield Line("memory to load", "missing", said, _more_swap(lacking))
 
 
 def compile_memory(visit: Visit) -> Iterator[Line]:
     """A machine that only loads needs less."""
-    needed, machine = visit.plan.budget.host.compile_peak, visit.machine
-    there = machine.memory_bytes + machine.swap_bytes
-    said = f"{_gb(there)} with swap; compiling peaks at {_gb(needed)}"
-    if needed <= there:
+    host = visit.plan.budget.host
+    said, lacking = _memory(visit, "compiling", host.compile_peak)
+    if lacking <= 0:
         yield Line("memory to compile", "ok", said, "")
     else:
-        yield Line("memory to compile", "warning", said, "compile on a larger host and copy the artifacts, or add swap")
+        elsewhere = f"compile on {host.compile_on} with compile.mirror=URL, or " if host.compile_on else ""
+        yield Line("memory to compile", "warning", said, elsewhere + _more_swap(lacking))
+
+
+def _memory(visit: Visit, doing: str, peak: int) -> tuple[str, int]:
+    """What is there and what is needed beside the system, and the bytes that lack."""
+    machine = visit.machine
+    needed = peak + visit.sdk.stack.estimates.host_reserve.bytes
+    said = f"{_gb(machine.memory_bytes)} and {_gb(machine.swap_bytes)} of swap; {doing} takes {_gb(needed)}"
+    return said, needed - machine.memory_bytes - machine.swap_bytes
+
+
+def _more_swap(lacking: int) -> str:
+    """In a file of its own, beside the swap that is there."""
+    made = f"fallocate -l {-(-lacking // GIB)}G $f && mkswap $f && swapon $f"
+    return f"sudo sh -c 'f=$(mktemp /swap.XXXXXX) && {made}'"
 
 
 def disk(visit: Visit) -> Iterator[Line]:
