@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gemma4cfg.config.sdk import Sdk
 from sharding.files import is_url
 
 PROGRAMS = ("neuronx-cc", "libneuronpjrt-path")
 """What the SDK starts by name."""
-
-COMPILE_CACHE = "/var/tmp/neuron-compile-cache"
-"""Where the SDK keeps what it compiled, unless NEURON_COMPILE_CACHE_URL says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,9 @@ class Machine:
     """``packages``: version by pip name (the runtime library's by its system name), what is absent left out. ``programs``:
     where each was found on PATH. ``instance_type``: null where the machine does not say. ``devices``: by a Neuron device's
     number, the processes that have it open; ``hidden``: how many processes did not let that be seen. ``disks`` of the
-    directories and ``used_ports`` of the ports that were asked about. ``failed_modules``: directories in the compile cache
-    that hold a failure, null where the cache is behind an URL. ``virtual_environment``: the name of the one that runs;
+    directories that were asked about; ``used_ports`` of those that the SDK meets at. ``compile_cache``: null where the SDK
+    has none. ``failed_modules``: directories in the compile cache
+    that hold a failure, null where it is behind an URL. ``virtual_environment``: the name of the one that runs;
     ``environments`` those that lie under /opt."""
 
     packages: Mapping[str, str]
@@ -48,20 +47,21 @@ class Machine:
     memory_bytes: int
     swap_bytes: int
     disks: tuple[Disk, ...]
-    compile_cache: str
+    compile_cache: str | None
     failed_modules: tuple[str, ...] | None
     virtual_environment: str | None
     environments: tuple[str, ...]
     used_ports: tuple[int, ...]
 
 
-def read_machine(packages: Iterable[str], directories: Iterable[Path], ports: Iterable[int]) -> Machine:
-    """This machine, as far as it lets itself be read."""
+def read_machine(sdk: Sdk, directories: Iterable[Path]) -> Machine:
+    """This machine, as far as it lets itself be read, looked at for what ``sdk`` needs."""
     meminfo = _meminfo()
     holders, hidden = device_holders(Path("/proc"))
-    cache = os.environ.get("NEURON_COMPILE_CACHE_URL", COMPILE_CACHE)
+    cache = sdk.stack.compile_cache
+    compiled = os.environ.get(cache.variable, cache.directory) if cache else None
     return Machine(
-        packages={name: found for name in packages if (found := _version(name))},
+        packages={name: found for name in sdk.pins if (found := _version(name))},
         programs={name: found for name in PROGRAMS if (found := shutil.which(name))},
         instance_type=_instance_type(),
         devices={device: holders.get(device, ()) for device in sorted(_devices(Path("/dev").iterdir()))},
@@ -69,11 +69,11 @@ def read_machine(packages: Iterable[str], directories: Iterable[Path], ports: It
         memory_bytes=meminfo.get("MemTotal", 0),
         swap_bytes=meminfo.get("SwapTotal", 0),
         disks=_disks(directories),
-        compile_cache=cache,
-        failed_modules=failed_modules(cache),
+        compile_cache=compiled,
+        failed_modules=failed_modules(compiled) if compiled else (),
         virtual_environment=Path(sys.prefix).name if sys.prefix != sys.base_prefix else None,
         environments=tuple(sorted(path.name for path in Path("/opt").glob("aws_neuronx_venv_*"))),
-        used_ports=tuple(port for port in ports if _used(port)),
+        used_ports=tuple(sorted(each.port for each in sdk.stack.rendezvous.values() if _used(each.port))),
     )
 
 

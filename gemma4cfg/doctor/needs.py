@@ -68,7 +68,7 @@ def packages(visit: Visit) -> Iterator[Line]:
         elif package in ("torch", "transformers"):
             yield Line("package", "warning", said, remedy)
         else:
-            placeholder = version_parts(found)[0] < version_parts(pin)[0] and not system
+            placeholder = (0,) <= version_parts(found)[:1] < version_parts(pin)[:1] and not system
             note = " (PyPI's empty placeholder)" if placeholder else ""
             yield Line("package", "missing", said + note, remedy)
 
@@ -198,8 +198,11 @@ def disk(visit: Visit) -> Iterator[Line]:
 def compile_cache(visit: Visit) -> Iterator[Line]:
     """A failure that was cached is answered from there, whatever has been mended."""
     cache, failed = visit.machine.compile_cache, visit.machine.failed_modules
+    known = visit.sdk.stack.compile_cache
+    if known is None:
+        return
     if failed is None:
-        remedy = "delete what has a model.log and no model.neff there, or export NEURON_COMPILE_CACHE_URL=DIR"
+        remedy = f"delete what has a model.log and no model.neff there, or export {known.variable}=DIR"
         yield Line("compile cache", "not looked at", f"{cache}: no local directory", remedy)
     elif failed:
         said = f"{cache}: {len(failed)} cached failures ({Path(failed[0]).name})"
@@ -216,9 +219,10 @@ def ports(visit: Visit) -> Iterator[Line]:
     if meeting.port not in visit.machine.used_ports:
         yield Line("port", "ok", f"{meeting.port} is free", "")
     elif meeting.variable is None:
-        yield Line("port", "missing", f"{meeting.port} is in use, and nothing names another", "end what holds it")
+        remedy = f"end what holds it, which sudo ss -ltnp 'sport = :{meeting.port}' names"
+        yield Line("port", "missing", f"{meeting.port} is in use, and nothing names another", remedy)
     else:
-        remedy = f"export {meeting.variable}=29600 for scripts of your own"
+        remedy = f"export {meeting.variable}=PORT, a free one, for scripts of your own"
         yield Line("port", "warning", f"{meeting.port} is in use", remedy)
 
 

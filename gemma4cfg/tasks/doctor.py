@@ -30,8 +30,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     plan = build_plan(config)
     sdk = sdk_of(config, plan)
     artifacts = artifact_root(config)
-    ports = [meeting.port for meeting in sdk.stack.rendezvous.values()]
-    machine = read_machine(sdk.pins, (SHARDS, artifacts), ports)
+    machine = read_machine(sdk, (SHARDS, artifacts))
     checkpoint = config.settings.checkpoint
     local = checkpoint is not None and Path(checkpoint).is_dir()
     tokenizer = read_tokenizer(checkpoint) if local and checkpoint else None

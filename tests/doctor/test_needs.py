@@ -13,7 +13,7 @@ import pytest
 
 from gemma4cfg import build_plan, load_config
 from gemma4cfg.config.catalog import choices, decode_choice, read_choice
-from gemma4cfg.config.sdk import Sdk
+from gemma4cfg.config.sdk import Rendezvous, Sdk
 from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.doctor.machine import Disk, Machine, device_holders, failed_modules, read_machine
 from gemma4cfg.doctor.needs import Line, Visit, examine
@@ -116,6 +116,14 @@ def test_a_fit_machine_passes() -> None:
             "PyPI's empty placeholder",
             "extra-index",
             id="placeholder",
+        ),
+        pytest.param(
+            without({"torch-neuronx": "unknown"}),
+            "package",
+            "missing",
+            "torch-neuronx unknown, neuron-2.28 has 2.8.0.2.12.22436",
+            "extra-index",
+            id="no_version",
         ),
         pytest.param(
             without({"aws-neuronx-runtime-lib": "2.33.10"}),
@@ -369,7 +377,10 @@ def test_this_machine_can_be_read(tmp_path: Path) -> None:
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        machine = read_machine(("torch", "torch-neuronx"), (tmp_path / "not" / "yet", tmp_path, tmp_path), (port,))
+        sdk = release()
+        meetings = {"tp_alias": Rendezvous(port, None, "here"), "trace": Rendezvous(1, None, "nobody")}
+        sdk = replace(sdk, stack=replace(sdk.stack, rendezvous=meetings))
+        machine = read_machine(sdk, (tmp_path / "not" / "yet", tmp_path, tmp_path))
     assert machine.used_ports == (port,)
     assert machine.memory_bytes > 0
     assert "torch" in machine.packages
