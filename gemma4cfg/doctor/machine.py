@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gemma4cfg.compile.sdk_environment import SYSTEM_TOOLS
 from gemma4cfg.config.sdk import Sdk
 from sharding.files import is_url
 
-PROGRAMS = ("neuronx-cc", "libneuronpjrt-path")
-"""What the SDK starts by name."""
+PROGRAMS = {"neuronx-cc": "neuronx-cc", "libneuronpjrt-path": "libneuronxla"}
+"""What the SDK starts by name, and the package that brings it."""
+
+SYSTEM_PACKAGE = "aws-neuronx-runtime-lib"
+"""The pin that is no pip package."""
+
+_PACKAGE_MANAGERS = (
+    ("dpkg-query", "--show", "--showformat=${Version}"),
+    ("rpm", "--query", "--queryformat=%{VERSION}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +40,17 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``packages``: version by pip name (the runtime library's by its system name), what is absent left out. ``programs``:
-    where each was found on PATH. ``instance_type``: null where the machine does not say. ``devices``: by a Neuron device's
-    number, the processes that have it open; ``hidden``: how many processes did not let that be seen. ``disks`` of the
-    directories that were asked about; ``used_ports`` of those that the SDK meets at. ``compile_cache``: null where the SDK
-    has none. ``failed_modules``: directories in the compile cache
-    that hold a failure, null where it is behind an URL. ``virtual_environment``: the name of the one that runs;
-    ``environments`` those that lie under /opt."""
+    """- ``packages``: version by pip name (the runtime library's by its system name), what is absent left out;
+    - ``programs``: where each was found on the PATH that task=compile makes;
+    - ``instance_type``: null where the machine does not say;
+    - ``devices``: by a Neuron device's number, the processes that have it open; ``hidden``: how many processes did not let
+      that be seen;
+    - ``disks`` of the directories that were asked about;
+    - ``compile_cache``: null where the SDK has none; ``failed_modules``: directories in it that hold a failure, null where it
+      is behind an URL;
+    - ``virtual_environment``: the name of the one that runs; ``environments``: those that lie under /opt;
+    - ``used_ports`` of those at which the SDK's ranks meet.
+    """
 
     packages: Mapping[str, str]
     programs: Mapping[str, str]
@@ -57,12 +70,13 @@ class Machine:
 def read_machine(sdk: Sdk, directories: Iterable[Path]) -> Machine:
     """This machine, as far as it lets itself be read, looked at for what ``sdk`` needs."""
     meminfo = _meminfo()
+    path = os.pathsep.join((SYSTEM_TOOLS, str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     holders, hidden = device_holders(Path("/proc"))
     cache = sdk.stack.compile_cache
     compiled = os.environ.get(cache.variable, cache.directory) if cache else None
     return Machine(
         packages={name: found for name in sdk.pins if (found := _version(name))},
-        programs={name: found for name in PROGRAMS if (found := shutil.which(name))},
+        programs={name: found for name in PROGRAMS if (found := shutil.which(name, path=path))},
         instance_type=_instance_type(),
         devices={device: holders.get(device, ()) for device in sorted(_devices(Path("/dev").iterdir()))},
         hidden=hidden,
@@ -96,11 +110,12 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         pass
-    if package != "aws-neuronx-runtime-lib" or not shutil.which("dpkg-query"):
-        return None
-    asked = ["dpkg-query", "--show", "--showformat=${Version}", package]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    for manager in _PACKAGE_MANAGERS if package == SYSTEM_PACKAGE else ():
+        if shutil.which(manager[0]):
+            done = subprocess.run([*manager, package], capture_output=True, text=True, check=False)
+            if done.returncode == 0 and done.stdout.strip():
+                return done.stdout.strip()
+    return None
 
 
 def _meminfo() -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
 from gemma4cfg.config.target import GIB, Target
-from gemma4cfg.doctor.machine import PROGRAMS, Machine
+from gemma4cfg.doctor.machine import PROGRAMS, SYSTEM_PACKAGE, Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
 from gemma4cfg.plan.records import Plan
 
@@ -30,8 +30,8 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Visit:
     """``sdk`` and ``target`` are the plan's. ``here``: what is known of the machine's own instance type, null where nothing
-    is. ``rank_files``, ``artifacts``: the directories in which task=compile puts them. ``tokenizer``: null where there is no
-    local checkpoint."""
+    is. ``rank_files``, ``artifacts``: the directories in which task=compile puts them. ``tokenizer``: null where none
+    could be read."""
 
     plan: Plan
     sdk: Sdk
@@ -58,9 +58,15 @@ def packages(visit: Visit) -> Iterator[Line]:
             continue
         found = visit.machine.packages.get(package)
         said = f"{package} {found or 'absent'}, {visit.sdk.name} has {pin}"
-        system = package == "aws-neuronx-runtime-lib"
-        extra = f" --extra-index-url {index}" if index else ""
-        remedy = f"apt-get install {package}={pin}*" if system else f"pip install '{package}=={pin}.*'{extra}"
+        system = package == SYSTEM_PACKAGE
+        if system:
+            remedy = f"sudo apt-get install '{package}={pin}*', or sudo dnf install '{package}-{pin}*'"
+        elif visit.sdk.stack.build:
+            remedy = (
+                f"an image with torch {visit.sdk.pins['torch']}, and the build of the plan's first call (task=plan)"
+            )
+        else:
+            remedy = f"pip install '{package}=={pin}.*'" + (f" --extra-index-url {index}" if index else "")
         if found is None:
             yield Line("package", "missing", said, remedy)
         elif version_parts(found)[: len(version_parts(pin))] == version_parts(pin):
@@ -83,18 +89,20 @@ def virtual_environment(visit: Visit) -> Iterator[Line]:
         yield Line("virtual environment", "ok", said, "")
     else:
         there = wanted in visit.machine.environments
-        remedy = f"export PATH=/opt/{wanted}/bin:$PATH" if there else f"an image of {visit.sdk.name} has it under /opt"
+        remedy = f"export PATH=/opt/{wanted}/bin:$PATH" if there else f"an image of {visit.sdk.name} has it in /opt"
         yield Line("virtual environment", "warning", said, remedy)
 
 
 def compiler(visit: Visit) -> Iterator[Line]:
     """Programs that the SDK starts by name."""
-    remedy = f"export PATH=/opt/{visit.sdk.virtual_environment or 'VENV'}/bin:/opt/aws/neuron/bin:$PATH"
-    for program in PROGRAMS:
-        path = visit.machine.programs.get(program)
-        yield Line(
-            "compiler", "ok" if path else "missing", f"{program}: {path or 'not on PATH'}", "" if path else remedy
-        )
+    environment = visit.sdk.virtual_environment
+    for program, package in PROGRAMS.items():
+        if path := visit.machine.programs.get(program):
+            yield Line("compiler", "ok", f"{program}: {path}", "")
+        elif environment in visit.machine.environments:
+            yield Line("compiler", "missing", f"{program}: not on PATH", f"export PATH=/opt/{environment}/bin:$PATH")
+        else:
+            yield Line("compiler", "missing", f"{program}: not on PATH", f"it comes with the package {package}")
 
 
 def instance_type(visit: Visit) -> Iterator[Line]:
@@ -104,12 +112,15 @@ def instance_type(visit: Visit) -> Iterator[Line]:
         yield Line("instance type", "not looked at", f"this machine does not say; the plan is for {wanted}", "")
     elif found == wanted:
         yield Line("instance type", "ok", found, "")
-    else:
+    elif visit.here is None:
+        said = f"{found}, of which nothing is known here; the plan is for {wanted}"
+        yield Line("instance type", "warning", said, f"run on {wanted}")
+    elif visit.here.chip == visit.target.chip:
         said = f"{found}, the plan is for {wanted}"
-        if visit.here is None or visit.here.chip != visit.target.chip:
-            yield Line("instance type", "missing", said, f"run on {wanted}")
-        else:
-            yield Line("instance type", "warning", said, f"target={found}, or run on {wanted}")
+        yield Line("instance type", "warning", said, f"target={found}, or run on {wanted}")
+    else:
+        said = f"{found} with {visit.here.chip.name}, the plan is for {wanted} with {visit.target.chip.name}"
+        yield Line("instance type", "missing", said, f"run on {wanted}")
 
 
 def cores(visit: Visit) -> Iterator[Line]:
@@ -125,22 +136,18 @@ def cores(visit: Visit) -> Iterator[Line]:
         said += f"; held by process {', '.join(processes)}"
     if machine.hidden:
         said += f"; as far as visible: not of {machine.hidden} processes of other users"
-    run = f"run on {visit.plan.target}"
+    given = f"run on {visit.plan.target}; a container has the devices it is given (--device=/dev/neuron0 …)"
     if not holders:
-        remedy = f"{run}, with the driver loaded (sudo modprobe neuron); a container has the devices it is given"
-        yield Line("cores", "missing", "no /dev/neuron*", remedy)
+        yield Line("cores", "missing", "no /dev/neuron*", f"sudo modprobe neuron loads the driver; {given}")
     elif len(holders) < needed:
-        yield Line(
-            "cores", "missing", said, f"{run}; a container has the devices it is given (--device=/dev/neuron0 …)"
-        )
+        yield Line("cores", "missing", said, given)
     elif first is None:
         remedy = "stop it (SIGTERM: a killed process may leave the device hanging until a reboot)"
         yield Line("cores", "missing", said, remedy)
     elif processes:
         chosen = f"{first}-{first + needed - 1}" if needed > 1 else str(first)
-        yield Line(
-            "cores", "warning", said, f"export NEURON_RT_VISIBLE_CORES={chosen}, or a process asks for all cores"
-        )
+        remedy = f"export NEURON_RT_VISIBLE_CORES={chosen}, or a process asks for all cores"
+        yield Line("cores", "warning", said, remedy)
     else:
         yield Line("cores", "ok", said, "")
 
@@ -230,7 +237,8 @@ def tokenizer(visit: Visit) -> Iterator[Line]:
     """Words are words, a turn's markers are one token each, and the chat template is there."""
     found = visit.tokenizer
     if found is None:
-        yield Line("tokenizer", "not looked at", "no local checkpoint", "checkpoint=DIR")
+        said = "no local checkpoint, or no transformers to read it"
+        yield Line("tokenizer", "not looked at", said, "checkpoint=DIR, and pip install transformers")
         return
     again = "copy tokenizer.json, tokenizer_config.json and chat_template.jinja of the checkpoint again"
     if found.trouble:

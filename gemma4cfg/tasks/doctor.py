@@ -31,9 +31,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     sdk = sdk_of(config, plan)
     artifacts = artifact_root(config)
     machine = read_machine(sdk, (SHARDS, artifacts))
-    checkpoint = config.settings.checkpoint
-    local = checkpoint is not None and Path(checkpoint).is_dir()
-    tokenizer = read_tokenizer(checkpoint) if local and checkpoint else None
+    tokenizer = read_tokenizer(config.settings.checkpoint)
     here = next((target for target in config.known_targets if target.name == machine.instance_type), None)
     lines = examine(Visit(plan, sdk, target_of(config, plan), here, machine, str(SHARDS), str(artifacts), tokenizer))
     write_json(directory / PLAN_FILE, plan.to_json())

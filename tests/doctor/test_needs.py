@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,8 @@ def plan(*overrides: str) -> Plan:
     return build_plan(load_config(["model=12b", "tp=2", "target=inf2.8xlarge", *overrides]))
 
 
-def release() -> Sdk:
-    return decode_choice(Sdk, "sdk", read_choice("sdk", "neuron-2.28"))
+def release(name: str = "neuron-2.28") -> Sdk:
+    return decode_choice(Sdk, "sdk", read_choice("sdk", name))
 
 
 def fit() -> Machine:
@@ -55,7 +56,7 @@ def lines(machine: Machine, tokenizer: Tokenizer | None = ALIVE, of: Plan | None
     of = of or plan()
     here = known(machine.instance_type) if machine.instance_type in choices("target") else None
     return examine(
-        Visit(of, release(), known(of.target), here, machine, "outputs/shards", "outputs/artifacts", tokenizer)
+        Visit(of, release(of.sdk), known(of.target), here, machine, "outputs/shards", "outputs/artifacts", tokenizer)
     )
 
 
@@ -145,15 +146,20 @@ def test_a_fit_machine_passes() -> None:
             id="compiler_off_path",
         ),
         pytest.param(
-            without(programs={"neuronx-cc": "/x"}),
+            without(programs={"neuronx-cc": "/x"}, environments=()),
             "compiler",
             "missing",
             "libneuronpjrt-path",
-            "export PATH",
+            "the package libneuronxla",
             id="pjrt_path",
         ),
         pytest.param(
-            without(instance_type="c7i.8xlarge"), "instance type", "missing", "c7i.8xlarge", "inf2.8xlarge", id="other"
+            without(instance_type="c7i.xlarge"),
+            "instance type",
+            "warning",
+            "nothing is known",
+            "inf2.8xlarge",
+            id="other",
         ),
         pytest.param(
             without(instance_type="inf2.xlarge"),
@@ -241,8 +247,18 @@ def test_a_dead_tokenizer(tokenizer: Tokenizer, need: str, found: str) -> None:
 def test_without_a_checkpoint_the_tokenizer_is_not_looked_at() -> None:
     answers = [line for line in lines(fit(), None) if line.status != "ok"]
     assert [(line.need, line.status, line.remedy) for line in answers] == [
-        ("tokenizer", "not looked at", "checkpoint=DIR")
+        ("tokenizer", "not looked at", "checkpoint=DIR, and pip install transformers")
     ]
+
+
+def test_a_stack_that_is_built() -> None:
+    """vLLM's own packages leave the chip out."""
+    of = plan("model=e2b", "tp=1", "target=g5g.xlarge")
+    answers = lines(without({"vllm": "", "torch": "2.12.0+cu132"}, instance_type="g5g.xlarge"), of=of)
+    (line,) = (line for line in answers if line.status != "ok")
+    assert (line.status, line.found) == ("missing", "vllm absent, vllm-0.27.2rc0 has 0.27.2rc0")
+    assert line.remedy == "an image with torch 2.12.0, and the build of the plan's first call (task=plan)"
+    assert not {line.need for line in answers} & {"compiler", "cores", "compile cache", "port"}
 
 
 def test_a_core_each_takes_two() -> None:
@@ -255,7 +271,10 @@ def test_another_chip() -> None:
     """Its cores are counted, not those of the plan's."""
     of = plan("tp=4", "target=trn2.3xlarge", "sdk=neuron-2.28")
     other = only("instance type", fit(), of)
-    assert (other.status, other.found) == ("missing", "inf2.8xlarge, the plan is for trn2.3xlarge")
+    assert (other.status, other.found) == (
+        "missing",
+        "inf2.8xlarge with inferentia2, the plan is for trn2.3xlarge with trainium2",
+    )
     assert other.remedy == "run on trn2.3xlarge"
     few = only("cores", fit(), of)
     assert (few.status, few.found) == ("missing", "2 of 2 cores free, the plan takes 4")
@@ -399,7 +418,31 @@ def test_a_cached_failure_is_a_log_without_a_program(tmp_path: Path) -> None:
     assert failed_modules("s3://my/cache") is None
 
 
-def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
-    assert read_tokenizer(str(tmp_path)).trouble == f"{tmp_path}: no tokenizer.json"
+def test_system_packages_and_programs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of either package manager; programs beside the interpreter too, as task=compile has them."""
+    system, beside = tmp_path / "system", tmp_path / "environment"
+    for path, text in (
+        (system / "dpkg-query", "exit 1"),
+        (system / "rpm", "test $3 = aws-neuronx-runtime-lib && echo 2.30.51.0"),
+        (beside / "neuronx-cc", ""),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(system))
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    machine = read_machine(release(), (tmp_path,))
+    assert machine.packages["aws-neuronx-runtime-lib"] == "2.30.51.0"
+    assert machine.programs["neuronx-cc"] == str(beside / "neuronx-cc")
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_tokenizer(str(tmp_path))
+    assert found is not None and found.trouble == f"{tmp_path}: no tokenizer.json"
     (tmp_path / "tokenizer.json").write_text("{")
-    assert read_tokenizer(str(tmp_path)).trouble
+    found = read_tokenizer(str(tmp_path))
+    assert found is not None and found.trouble
+    assert read_tokenizer(None) is None
+    assert read_tokenizer("s3://bucket/x") is None
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert read_tokenizer(str(tmp_path)) is None, "its files are not blamed"
