@@ -118,6 +118,15 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True)
+class CompileCache:
+    """Where the compiler's results are kept, failures too; ``variable`` of the environment names another place."""
+
+    directory: str
+    variable: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class DtypeRule:
     """A type this release refuses or allows with a warning, and what to take instead."""
 
@@ -154,12 +163,14 @@ class HealthCheck:
 @dataclass(frozen=True, slots=True)
 class Stack:
     """What the releases of one stack share. A machine family that an interface does not name lacks it. ``build`` and
-    ``health`` are null where the plan's own graphs are compiled. ``rendezvous`` by recipe."""
+    ``health`` are null where the plan's own graphs are compiled, ``compile_cache`` where they are not. ``rendezvous`` by
+    recipe."""
 
     name: Literal["neuron", "vllm"]
     package_index: str | None
     apis: dict[str, Api]
     rendezvous: dict[str, Rendezvous]
+    compile_cache: CompileCache | None
     default_dtype: str
     dtypes: dict[str, DtypeRule]
     kv_dtypes: dict[str, DtypeRule]

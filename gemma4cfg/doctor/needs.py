@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from gemma4cfg.config.sdk import Sdk, version_parts
-from gemma4cfg.config.target import Target
-from gemma4cfg.doctor.machine import Machine
+from gemma4cfg.config.target import GIB, Target
+from gemma4cfg.doctor.machine import PROGRAMS, SYSTEM_PACKAGE, Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
 from gemma4cfg.plan.records import Plan
 
@@ -27,12 +29,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """``tokenizer``: null where there is no local checkpoint. ``sdk`` and ``target`` are the plan's."""
+    """``sdk`` and ``target`` are the plan's. ``here``: what is known of the machine's own instance type, null where nothing
+    is. ``rank_files``, ``artifacts``: the directories in which task=compile puts them. ``tokenizer``: null where none
+    could be read."""
 
     plan: Plan
     sdk: Sdk
     target: Target
+    here: Target | None
     machine: Machine
+    rank_files: str
+    artifacts: str
     tokenizer: Tokenizer | None
 
 
@@ -51,9 +58,15 @@ def packages(visit: Visit) -> Iterator[Line]:
             continue
         found = visit.machine.packages.get(package)
         said = f"{package} {found or 'absent'}, {visit.sdk.name} has {pin}"
-        system = package == "aws-neuronx-runtime-lib"
-        extra = f" --extra-index-url {index}" if index else ""
-        remedy = f"apt-get install {package}={pin}*" if system else f"pip install '{package}=={pin}.*'{extra}"
+        system = package == SYSTEM_PACKAGE
+        if system:
+            remedy = f"sudo apt-get install '{package}={pin}*', or sudo dnf install '{package}-{pin}*'"
+        elif visit.sdk.stack.build:
+            remedy = (
+                f"an image with torch {visit.sdk.pins['torch']}, and the build of the plan's first call (task=plan)"
+            )
+        else:
+            remedy = f"pip install '{package}=={pin}.*'" + (f" --extra-index-url {index}" if index else "")
         if found is None:
             yield Line("package", "missing", said, remedy)
         elif version_parts(found)[: len(version_parts(pin))] == version_parts(pin):
@@ -61,7 +74,7 @@ def packages(visit: Visit) -> Iterator[Line]:
         elif package in ("torch", "transformers"):
             yield Line("package", "warning", said, remedy)
         else:
-            placeholder = version_parts(found)[0] < version_parts(pin)[0] and not system
+            placeholder = (0,) <= version_parts(found)[:1] < version_parts(pin)[:1] and not system
             note = " (PyPI's empty placeholder)" if placeholder else ""
             yield Line("package", "missing", said + note, remedy)
 
@@ -76,83 +89,133 @@ def virtual_environment(visit: Visit) -> Iterator[Line]:
         yield Line("virtual environment", "ok", said, "")
     else:
         there = wanted in visit.machine.environments
-        remedy = f"export PATH=/opt/{wanted}/bin:$PATH" if there else f"an image of {visit.sdk.name} has it under /opt"
+        remedy = f"export PATH=/opt/{wanted}/bin:$PATH" if there else f"an image of {visit.sdk.name} has it in /opt"
         yield Line("virtual environment", "warning", said, remedy)
 
 
 def compiler(visit: Visit) -> Iterator[Line]:
     """Programs that the SDK starts by name."""
-    remedy = f"export PATH=/opt/{visit.sdk.virtual_environment or 'VENV'}/bin:/opt/aws/neuron/bin:$PATH"
-    for program in ("neuronx-cc", "libneuronpjrt-path"):
-        path = visit.machine.programs.get(program)
-        yield Line(
-            "compiler", "ok" if path else "missing", f"{program}: {path or 'not on PATH'}", "" if path else remedy
-        )
+    environment = visit.sdk.virtual_environment
+    for program, package in PROGRAMS.items():
+        if path := visit.machine.programs.get(program):
+            yield Line("compiler", "ok", f"{program}: {path}", "")
+        elif environment in visit.machine.environments:
+            yield Line("compiler", "missing", f"{program}: not on PATH", f"export PATH=/opt/{environment}/bin:$PATH")
+        else:
+            yield Line("compiler", "missing", f"{program}: not on PATH", f"it comes with the package {package}")
+
+
+def instance_type(visit: Visit) -> Iterator[Line]:
+    """The machine's own. A program made for one chip does not run on another; sizes of one family differ in cores and host."""
+    found, wanted = visit.machine.instance_type, visit.plan.target
+    if found is None:
+        yield Line("instance type", "not looked at", f"this machine does not say; the plan is for {wanted}", "")
+    elif found == wanted:
+        yield Line("instance type", "ok", found, "")
+    elif visit.here is None:
+        said = f"{found}, of which nothing is known here; the plan is for {wanted}"
+        yield Line("instance type", "warning", said, f"run on {wanted}")
+    elif visit.here.chip == visit.target.chip:
+        said = f"{found}, the plan is for {wanted}"
+        yield Line("instance type", "warning", said, f"target={found}, or run on {wanted}")
+    else:
+        said = f"{found} with {visit.here.chip.name}, the plan is for {wanted} with {visit.target.chip.name}"
+        yield Line("instance type", "missing", said, f"run on {wanted}")
 
 
 def cores(visit: Visit) -> Iterator[Line]:
-    """One owner at a time has a device's cores."""
-    machine, target = visit.machine, visit.target
-    there = machine.devices * target.chip.cores // target.cores_per_logical_core
+    """Neighbours, of devices that no process has open: which of a device's cores a process has reserved does not show."""
+    machine, here = visit.machine, visit.here or visit.target
+    holders = [processes for processes in machine.devices.values() for _ in range(here.cores // here.chips)]
     devices = [call.args["device_id"] for call in visit.plan.calls if "device_id" in call.args]
     needed = max([visit.plan.tp, *(device + 1 for device in devices)])
-    if not machine.devices:
-        yield Line("cores", "missing", "no /dev/neuron*", f"run on {visit.plan.target}, with the driver loaded")
-    elif machine.busy:
-        held = f"{machine.devices} devices, held by process {', '.join(machine.busy)}"
-        yield Line(
-            "cores", "missing", held, "stop it (SIGTERM: a killed process may leave the device hanging until a reboot)"
-        )
-    elif there < needed:
-        yield Line("cores", "missing", f"{there} cores, the plan takes {needed}", f"run on {visit.plan.target}")
+    first = next((core for core in range(len(holders) - needed + 1) if not any(holders[core : core + needed])), None)
+    processes = sorted({process for core in holders for process in core}, key=int)
+    said = f"{sum(not core for core in holders)} of {len(holders)} cores free, the plan takes {needed}"
+    if processes:
+        said += f"; held by process {', '.join(processes)}"
+    if machine.hidden:
+        said += f"; as far as visible: not of {machine.hidden} processes of other users"
+    given = f"run on {visit.plan.target}; a container has the devices it is given (--device=/dev/neuron0 …)"
+    if not holders:
+        yield Line("cores", "missing", "no /dev/neuron*", f"sudo modprobe neuron loads the driver; {given}")
+    elif len(holders) < needed:
+        yield Line("cores", "missing", said, given)
+    elif first is None:
+        remedy = "stop it (SIGTERM: a killed process may leave the device hanging until a reboot)"
+        yield Line("cores", "missing", said, remedy)
+    elif processes:
+        chosen = f"{first}-{first + needed - 1}" if needed > 1 else str(first)
+        remedy = f"export NEURON_RT_VISIBLE_CORES={chosen}, or a process asks for all cores"
+        yield Line("cores", "warning", said, remedy)
     else:
-        yield Line("cores", "ok", f"{there} cores, none in use; the plan takes {needed}", "")
+        yield Line("cores", "ok", said, "")
 
 
 def load_memory(visit: Visit) -> Iterator[Line]:
-    """Every rank's weights pass through the host, beside what it needs for itself."""
-    host, machine = visit.plan.budget.host, visit.machine
-    needed = host.load_peak + visit.sdk.stack.estimates.host_reserve.bytes
-    lacking = needed - machine.memory_bytes - machine.swap_bytes
-    said = f"{_gb(machine.memory_bytes)} and {_gb(machine.swap_bytes)} of swap; loading peaks at {_gb(needed)}"
+    """Every rank's weights pass through the host."""
+    said, lacking = _memory(visit, "loading", visit.plan.budget.host.load_peak)
     if lacking <= 0:
         yield Line("memory to load", "ok", said, "")
     else:
-        swap = -(-(machine.swap_bytes + lacking) // 2**30)
-        remedy = f"fallocate -l {swap}G /swap && chmod 600 /swap && mkswap /swap && swapon /swap"
-        yield Line("memory to load", "missing", said, remedy)
+        yield Line("memory to load", "missing", said, _more_swap(lacking))
 
 
 def compile_memory(visit: Visit) -> Iterator[Line]:
     """A machine that only loads needs less."""
-    needed, machine = visit.plan.budget.host.compile_peak, visit.machine
-    there = machine.memory_bytes + machine.swap_bytes
-    said = f"{_gb(there)} with swap; compiling peaks at {_gb(needed)}"
-    if needed <= there:
+    host = visit.plan.budget.host
+    said, lacking = _memory(visit, "compiling", host.compile_peak)
+    if lacking <= 0:
         yield Line("memory to compile", "ok", said, "")
     else:
-        yield Line("memory to compile", "warning", said, "compile on a larger host and copy the artifacts, or add swap")
+        elsewhere = f"compile on {host.compile_on} with compile.mirror=URL, or " if host.compile_on else ""
+        yield Line("memory to compile", "warning", said, elsewhere + _more_swap(lacking))
 
 
-def scratch(visit: Visit) -> Iterator[Line]:
-    """Rank files, and programs that carry weights of their own."""
-    plan = visit.plan
-    copies = 1 if plan.recipe == "model_builder" else 1 + len(plan.graphs)
-    needed = copies * plan.tp * (plan.budget.hbm_per_rank.weights // plan.weight_copies)
-    for directory, free in visit.machine.scratch.items():
-        said = f"{directory}: {_gb(free)} free, {_gb(needed)} needed"
-        ok = free >= needed
-        yield Line("scratch space", "ok" if ok else "missing", said, "" if ok else "output=DIR on a larger disk")
+def _memory(visit: Visit, doing: str, peak: int) -> tuple[str, int]:
+    """What is there and what is needed beside the system, and the bytes that lack."""
+    machine = visit.machine
+    needed = peak + visit.sdk.stack.estimates.host_reserve.bytes
+    said = f"{_gb(machine.memory_bytes)} and {_gb(machine.swap_bytes)} of swap; {doing} takes {_gb(needed)}"
+    return said, needed - machine.memory_bytes - machine.swap_bytes
+
+
+def _more_swap(lacking: int) -> str:
+    """In a file of its own, beside the swap that is there."""
+    made = f"fallocate -l {-(-lacking // GIB)}G $f && mkswap $f && swapon $f"
+    return f"sudo sh -c 'f=$(mktemp /swap.XXXXXX) && {made}'"
+
+
+def disk(visit: Visit) -> Iterator[Line]:
+    """Rank files with the host's tables, and compiled graphs, where task=compile writes them."""
+    sizes = visit.plan.budget.host.disk
+    written = ((visit.rank_files, sizes.shards), (visit.artifacts, sizes.artifacts))
+    for disk in visit.machine.disks:
+        needed = sum(size for directory, size in written if directory in disk.directories)
+        said = f"{' and '.join(disk.directories)}: {_gb(disk.free)} free, {_gb(needed)} needed"
+        if disk.free >= needed:
+            yield Line("disk", "ok", said, "")
+        elif visit.rank_files in disk.directories:
+            remedy = "cd to a larger disk and run there: rank files go to outputs/ of the working directory"
+            yield Line("disk", "missing", said, remedy)
+        else:
+            yield Line("disk", "missing", said, "output=DIR on a larger disk")
 
 
 def compile_cache(visit: Visit) -> Iterator[Line]:
     """A failure that was cached is answered from there, whatever has been mended."""
-    machine = visit.machine
-    if not machine.failed_modules:
-        yield Line("compile cache", "ok", f"{machine.compile_cache}: no cached failure", "")
+    cache, failed = visit.machine.compile_cache, visit.machine.failed_modules
+    known = visit.sdk.stack.compile_cache
+    if known is None:
         return
-    said = f"{machine.compile_cache}: {len(machine.failed_modules)} cached failures ({machine.failed_modules[0]})"
-    yield Line("compile cache", "missing", said, f"rm -r {machine.compile_cache}")
+    if failed is None:
+        remedy = f"delete what has a model.log and no model.neff there, or export {known.variable}=DIR"
+        yield Line("compile cache", "not looked at", f"{cache}: no local directory", remedy)
+    elif failed:
+        said = f"{cache}: {len(failed)} cached failures ({Path(failed[0]).name})"
+        yield Line("compile cache", "missing", said, f"rm -r {shlex.join(failed)}")
+    else:
+        yield Line("compile cache", "ok", f"{cache}: no cached failure", "")
 
 
 def ports(visit: Visit) -> Iterator[Line]:
@@ -163,9 +226,10 @@ def ports(visit: Visit) -> Iterator[Line]:
     if meeting.port not in visit.machine.used_ports:
         yield Line("port", "ok", f"{meeting.port} is free", "")
     elif meeting.variable is None:
-        yield Line("port", "missing", f"{meeting.port} is in use, and nothing names another", "end what holds it")
+        remedy = f"end what holds it, which sudo ss -ltnp 'sport = :{meeting.port}' names"
+        yield Line("port", "missing", f"{meeting.port} is in use, and nothing names another", remedy)
     else:
-        remedy = f"export {meeting.variable}=29600 for scripts of your own"
+        remedy = f"export {meeting.variable}=PORT, a free one, for scripts of your own"
         yield Line("port", "warning", f"{meeting.port} is in use", remedy)
 
 
@@ -173,7 +237,8 @@ def tokenizer(visit: Visit) -> Iterator[Line]:
     """Words are words, a turn's markers are one token each, and the chat template is there."""
     found = visit.tokenizer
     if found is None:
-        yield Line("tokenizer", "not looked at", "no local checkpoint", "checkpoint=DIR")
+        said = "no local checkpoint, or no transformers to read it"
+        yield Line("tokenizer", "not looked at", said, "checkpoint=DIR, and pip install transformers")
         return
     again = "copy tokenizer.json, tokenizer_config.json and chat_template.jinja of the checkpoint again"
     if found.trouble:
@@ -202,14 +267,15 @@ _NEEDS: tuple[Need, ...] = (
     packages,
     virtual_environment,
     compiler,
+    instance_type,
     cores,
     load_memory,
     compile_memory,
-    scratch,
+    disk,
     compile_cache,
     ports,
     tokenizer,
 )
 
-_SERVED: tuple[Need, ...] = (packages, load_memory, tokenizer)
+_SERVED: tuple[Need, ...] = (packages, instance_type, load_memory, tokenizer)
 """Of a stack that makes its own graphs."""

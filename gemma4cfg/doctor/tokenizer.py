@@ -20,15 +20,18 @@ class Tokenizer:
     trouble: str | None
 
 
-def read_tokenizer(directory: str) -> Tokenizer:
-    """Of a local checkpoint."""
-    path = Path(directory)
-    if not (path / "tokenizer.json").is_file():
-        return Tokenizer((), (), None, f"{path}: no tokenizer.json")
+def read_tokenizer(checkpoint: str | None) -> Tokenizer | None:
+    """Of a checkpoint; null where there is no local one, or no transformers to read it with."""
+    if checkpoint is None or not Path(checkpoint).is_dir():
+        return None
+    if not (Path(checkpoint) / "tokenizer.json").is_file():
+        return Tokenizer((), (), None, f"{checkpoint}: no tokenizer.json")
     try:
         from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except ImportError:
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         words = tuple(tokenizer("hello world", add_special_tokens=False)["input_ids"])
         markers = tuple(len(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in MARKERS)
         template = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +14,9 @@ from gemma4cfg.errors import PlanError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.planner.build import build_plan
+from gemma4cfg.tasks.compile import artifact_root, sdk_of, target_of
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
+from gemma4cfg.tasks.shard import SHARDS
 from gemma4cfg.views.doctor import show_examination
 
 DOCTOR_FILE = "doctor.json"
@@ -24,18 +25,15 @@ DOCTOR_FILE = "doctor.json"
 def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
     """Writes ``plan.json`` and ``doctor.json`` into ``directory``.
 
-    Raises UserError where there is no plan, PlanError where a hard need is missing.
+    Raises UserError where there is no plan or task=compile would refuse ``output``, PlanError where a hard need is missing.
     """
     plan = build_plan(config)
-    sdk = next(sdk for sdk in config.sdks if sdk.name == plan.sdk)
-    output = Path(config.settings.output) if config.settings.output else Path("outputs")
-    ports = [meeting.port for meeting in sdk.stack.rendezvous.values()]
-    machine = read_machine(sdk.pins, (output, Path(tempfile.gettempdir())), ports)
-    checkpoint = config.settings.checkpoint
-    local = checkpoint is not None and Path(checkpoint).is_dir()
-    tokenizer = read_tokenizer(checkpoint) if local and checkpoint else None
-    target = next(each for each in (*config.targets, *config.known_targets) if each.name == plan.target)
-    lines = examine(Visit(plan, sdk, target, machine, tokenizer))
+    sdk = sdk_of(config, plan)
+    artifacts = artifact_root(config)
+    machine = read_machine(sdk, (SHARDS, artifacts))
+    tokenizer = read_tokenizer(config.settings.checkpoint)
+    here = next((target for target in config.known_targets if target.name == machine.instance_type), None)
+    lines = examine(Visit(plan, sdk, target_of(config, plan), here, machine, str(SHARDS), str(artifacts), tokenizer))
     write_json(directory / PLAN_FILE, plan.to_json())
     write_json(directory / DOCTOR_FILE, {"plan_id": plan.plan_id, "lines": to_plain(lines)})
     console.print(
