@@ -39,7 +39,7 @@ def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...
     """
     plan = build_plan(config)
     choice = config.settings.compile
-    root, workdir = artifact_root(config), _workdir(config)
+    root, workdir = _places(config)
     _refuse_unreachable(choice.mirror)
     from gemma4cfg.compile.artifacts import Artifacts  # torch is not paid for by what is refused above
     from gemma4cfg.compile.choose import backend_of
@@ -115,7 +115,7 @@ def compiled_runner(config: Config, plan: Plan, rank_files: Path, console: Conso
     from gemma4cfg.compile.export_backend import artifact_ranks
     from gemma4cfg.compile.run import Work, compile_plan
 
-    root, workdir = artifact_root(config), _workdir(config)
+    root, workdir = _places(config)
     backend = backend_of(plan, "auto" if has_device() else "export", config.settings.checkpoint)
     units = compile_plan(
         plan,
@@ -131,33 +131,35 @@ def compiled_runner(config: Config, plan: Plan, rank_files: Path, console: Conso
 
 
 def artifact_root(config: Config) -> Path:
-    """Where artifacts go. Raises ConfigError for an URL, and for what is no directory and cannot become one."""
+    """Where artifacts go. Raises ConfigError for an URL."""
     output = config.settings.output
     if output and is_url(output):
         raise ConfigError(
             f"output={output}: the compiler writes to local directories; leave output out and give compile.mirror={output}"
         )
-    return _directory("output", output) if output else ARTIFACTS
+    return Path(output) if output else ARTIFACTS
 
 
-def _workdir(config: Config) -> Path:
-    """The compiler's scratch. Raises ConfigError as ``artifact_root``."""
-    given = config.settings.compile.workdir
+def _places(config: Config) -> tuple[Path, Path]:
+    """Where artifacts go, and the compiler's scratch. Raises ConfigError for an URL, and for what cannot be a directory."""
+    root, given = artifact_root(config), config.settings.compile.workdir
     if given and is_url(given):
         raise ConfigError(
-            f"compile.workdir={given}: the compiler writes to local directories; e.g. compile.workdir=/tmp/w"
+            f"compile.workdir={given}: the compiler writes to local directories; e.g. compile.workdir=/tmp/work"
         )
-    return _directory("compile.workdir", given) if given else artifact_root(config) / ".workdir"
+    workdir = Path(given) if given else root / ".workdir"
+    _refuse_unwritable("output", root)
+    _refuse_unwritable("compile.workdir", workdir)
+    return root, workdir
 
 
-def _directory(key: str, given: str) -> Path:
+def _refuse_unwritable(key: str, place: Path) -> None:
     try:
-        Path(given).mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{key}={given}: cannot be a directory: {error.strerror}; give one that can be written"
+            f"{key}={place}: cannot be a directory: {error.strerror}; give one that can be written"
         ) from None
-    return Path(given)
 
 
 def _refuse_unreachable(mirror: str | None) -> None:
@@ -165,7 +167,7 @@ def _refuse_unreachable(mirror: str | None) -> None:
     if mirror is None:
         return
     if not is_url(mirror):
-        _directory("compile.mirror", mirror)
+        _refuse_unwritable("compile.mirror", Path(mirror))
         return
     from sharding.stores import open_store
 
