@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diff import CASES, compared, stored, strangers, text_of
+from tests.diff import CASES, compared, planned, stored, strangers, text_of
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,6 +68,14 @@ def test_what_to_rebuild_is_said(name: str, lines: list[str]) -> None:
     found = told(name)
     for line in lines:
         assert line in found
+
+
+def test_rank_tensors_are_counted() -> None:
+    """One for each of the 30 layers."""
+    diff = compared("experts")
+    edits = [edit for edit in diff.changes if edit.path[0] == "rank_tensors"]
+    assert [edit.count for edit in edits] == [len(planned(CASES["experts"][1]).rank_tensors)] == [30]
+    assert f"{edits[0].path[1]} {edits[0].count} add" in told("experts")
 
 
 def test_every_tensor() -> None:
