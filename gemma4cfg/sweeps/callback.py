@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ class SweepCallback(Callback):
             raise SweepStopped(error, directory) from error
 
     def on_multirun_end(self, config: Any, **_: Any) -> None:
+        """Write the table, then exit with 1 where a job failed."""
         from gemma4cfg.plan.encode import to_plain
         from gemma4cfg.sweeps.collect import collect
         from gemma4cfg.sweeps.files import SWEEP_CSV, SWEEP_JSON, write_sweep
+        from gemma4cfg.tasks.job import FAILED
         from gemma4cfg.views.console import output_console
         from gemma4cfg.views.sweep import show_sweep
 
@@ -47,3 +50,5 @@ class SweepCallback(Callback):
             console.print(f"\n{directory / SWEEP_CSV}, {SWEEP_JSON}", style="dim", soft_wrap=True)
         except Exception as error:
             raise SweepStopped(error, directory) from error
+        if any(row.status == "failed" for row in rows):
+            sys.exit(FAILED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from gemma4cfg.config.catalog import choices
-from tests.cli.runs import Job, run
+from tests.cli.runs import ROOT, Job, run
 
 
 def codes(jobs: list[Job]) -> list[int]:
@@ -154,6 +155,38 @@ def test_directories_of_other_names(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.directory is not None
     table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
     assert [(job["job"], job["overrides"]) for job in table] == [(0, ["model=e2b", "tp=2"]), (1, ["model=e2b", "tp=1"])]
+
+
+@pytest.mark.parametrize(
+    ("plant", "told"),
+    [
+        pytest.param("raise RuntimeError('planted')", "RuntimeError: planted", id="defect"),
+        pytest.param("raise OSError(28, 'No space left on device')", "No space left on device", id="io"),
+    ],
+)
+def test_a_job_that_fails_is_a_row(plant: str, told: str, tmp_path: Path) -> None:
+    """The jobs after it run, the table is written, and the exit code says it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import gemma4cfg.tasks.plan as task\nbuild = task.build_plan\n"
+        f"def planted(config):\n    if config.settings.tp == 2: {plant}\n    return build(config)\n"
+        "task.build_plan = planted\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = run("-m", "model=e2b", "tp=1,2,4", cwd=tmp_path, env=path)
+    assert (done.exit_code, codes(done.jobs)) == (1, [0, 1, 0]), done.err
+    assert "Traceback" in done.err and told in done.err
+    assert done.directory is not None
+    table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
+    assert [(job["status"], job["reason"]) for job in table] == [("done", None), ("failed", "defect"), ("done", None)]
+    assert told in table[1]["message"]
+    assert "3 jobs: 2 done, 1 failed" in done.out
+
+
+def test_a_directory_that_cannot_be_used_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "outputs/sweeps/mine/0/plan.json").mkdir(parents=True)
+    done = run("-m", "model=e2b", "tp=1,2", "hydra.sweep.dir=outputs/sweeps/mine", cwd=tmp_path)
+    assert (done.exit_code, codes(done.jobs)) == (1, [1, 0]), done.err
+    assert "0    tp=1       failed  defect: " in done.out
 
 
 def test_a_table_that_cannot_be_written_is_no_silence(tmp_path: Path) -> None:
