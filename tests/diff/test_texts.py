@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
+from gemma4cfg.views.console import PIPE_WIDTH
+from gemma4cfg.views.diff.figures import show_figures
 from tests.diff import CASES, compared, planned, stored, strangers, text_of
 
 
@@ -76,6 +79,55 @@ def test_rank_tensors_are_counted() -> None:
     edits = [edit for edit in diff.changes if edit.path[0] == "rank_tensors"]
     assert [edit.count for edit in edits] == [len(planned(CASES["experts"][1]).rank_tensors)] == [30]
     assert f"{edits[0].path[1]} {edits[0].count} add" in told("experts")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        pytest.param(
+            "26b-a4b-tp4-tp8",
+            ["compile s (estimate) 212.1-424.1 715.4-1430 +237.24%", "longest context tokens 177,152"],
+            id="up",
+        ),
+        pytest.param("26b-a4b-tp4-tp8", ["compile on trn2.3xlarge inf2.8xlarge"], id="machine"),
+        pytest.param(
+            "linear-ring",
+            ["512 79.93-159.8 77.8-155.5", "$/M tokens (estimate) on demand 10.46-15.47 10.32-15.26 -1.31%, -1.33%"],
+            id="ring",
+        ),
+        pytest.param("one-more-bucket", ["prefill ms, bucket (estimate) 512 - 48.62-97.22"], id="bucket"),
+        pytest.param(
+            "neuron-vllm",
+            ["can load no yes", "on demand 3.812-5.707 -", "compile s (estimate) 834.6-1669 -"],
+            id="stack",
+        ),
+    ],
+)
+def test_figures_that_changed(name: str, rows: list[str]) -> None:
+    found = told(name)
+    for row in rows:
+        assert any(row in line for line in found), row
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_figure_that_changed_is_told(name: str) -> None:
+    """Of the budget and the estimate: what is not among them is a list, words or a bound."""
+    untold = {"lines", "graphs", "on_chip", "basis", "alternatives", "floors", "prefill_ms"}
+    diff = compared(name)
+    console = Console(record=True, width=PIPE_WIDTH)
+    for edit in diff.changes:
+        if edit.path[0] in ("budget", "estimate") and edit.path[1] not in untold:
+            show_figures([edit.to_json()], console)
+            assert console.export_text().strip(), edit.path
+
+
+def test_compiling_is_told_in_seconds() -> None:
+    """Where a graph is to be compiled, and not otherwise."""
+    seconds = planned(CASES["linear-ring"][1]).estimate.compile_s
+    assert seconds is not None and compared("linear-ring").rebuild.compile_s == seconds
+    assert f"compile 2 of 2 graphs (all: {seconds.low:,.0f}-{seconds.high:,.0f} s)" in told("linear-ring")[-1]
+    assert compared("same").rebuild.compile_s is None
+    assert compared("neuron-vllm").rebuild.compile_s is None
 
 
 def test_every_tensor() -> None:

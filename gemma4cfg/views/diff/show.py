@@ -47,9 +47,11 @@ def total(diff: Mapping[str, Any]) -> str:
     graphs = sum(graph["action"] != "drop" for graph in rebuild["graphs"])
     files = {"write": "write the rank files anew", "keep": "keep the rank files", "unused": "no rank files"}
     where = f": in {parts}" if parts else ""
+    span = rebuild["compile_s"]
+    seconds = f" (all: {span['low']:,.0f}-{span['high']:,.0f} s)" if span else ""
     return (
         f"{plural(totals['values'], 'value')} differ, {results}{where}. To rebuild: compile {totals['graphs']} of "
-        f"{plural(graphs, 'graph')}, {files[rebuild['rank_files']['action']]}"
+        f"{plural(graphs, 'graph')}{seconds}, {files[rebuild['rank_files']['action']]}"
     )
 
 
