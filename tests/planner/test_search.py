@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, get_args
 
 import pytest
+from rich.console import Console
 
 from gemma4cfg import UserError, build_plan, load_config
 from gemma4cfg.config.catalog import choices, every_choice
@@ -16,6 +17,7 @@ from gemma4cfg.config.schema import Config, OffloadChoice, Policy
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.planner import build, fit
 from gemma4cfg.planner.search import SearchResult, search_plans
+from gemma4cfg.views.search import show_search
 
 DEGREES = (1, 2, 4, 8, 12, 16, 24, 32)
 MINIMISE = ("latency", "cost", "memory")
@@ -145,6 +147,16 @@ def test_what_is_given_is_kept() -> None:
     assert (found.plan.tp, found.plan.target) == (2, "inf2.24xlarge")
     assert {part.what for part in found.plan.host} == set()
     assert not any(key in found.best.overrides for key in ("tp=", "target=", "offload=", "lm_head"))
+
+
+def test_the_search_says_what_its_speeds_count() -> None:
+    """Collectives among it, as of every estimate: ``test_budget`` recounts one."""
+    found = search("model=e2b", "target=inf2.xlarge", "tp=2", "objective=latency")
+    console = Console(record=True, width=160)
+    show_search(found.to_json(), console)
+    assert "bytes read, collectives, and what crosses between host and device" in console.export_text()
+    counted = found.plan.estimate.basis.partition("prefill")[0]
+    assert all(word in counted for word in ("bytes a step", "collectives of", "bytes across"))
 
 
 def test_a_shape_moves_the_choice() -> None:
