@@ -16,6 +16,9 @@ from gemma4cfg.config.catalog import choices, every_choice
 from gemma4cfg.config.schema import Config, OffloadChoice, Policy
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.planner import build, fit
+from gemma4cfg.planner.check import check
+from gemma4cfg.planner.division import Divider
+from gemma4cfg.planner.draft import draft_plan
 from gemma4cfg.planner.search import SearchResult, search_plans
 from gemma4cfg.views.search import show_search
 
@@ -250,9 +253,60 @@ def test_a_machine_that_serves_by_itself() -> None:
         pytest.param(
             ["objective=latency", "tp=auto", "objective.min_tokens_per_s=1e6"], "fewer tokens a second", id="floor"
         ),
+        pytest.param(
+            ["objective=cost", "objective.max_usd_per_hour=nan"], "max_usd_per_hour=nan: expected a fin", id="nan"
+        ),
+        pytest.param(
+            ["objective=cost", "objective.min_tokens_per_s=inf"], "min_tokens_per_s=inf: expected a fin", id="inf"
+        ),
+        pytest.param(
+            ["objective=memory", "tp=2", "target=inf2.xlarge", "offload=host", "lm_head.partition=split"],
+            "it does not fit, nearest attention.policy=auto: weights alone are 28.6 GiB a core",
+            id="fit",
+        ),
     ],
 )
 def test_nothing_is_left(words: list[str], told: str) -> None:
     with pytest.raises(UserError) as raised:
         build_plan(load_config(["model=31b", *words]))
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        pytest.param(["objective=cost"], "objective.min_tokens_per_s=5000", id="floor"),
+        pytest.param(["objective=latency"], "objective.max_usd_per_hour=0.5", id="ceiling"),
+        pytest.param(["objective=memory", "objective.max_usd_per_hour=1"], "objective.min_tokens_per_s=90", id="both"),
+    ],
+)
+def test_a_bound_that_leaves_nothing(words: list[str], asked: str) -> None:
+    """Key and value, how many there were, and the nearest bound, which is as far as one has to go."""
+    opened = ["model=e2b", "tp=auto", "target=auto", "offload=host"]
+    key, _, value = asked.partition("=")
+    with pytest.raises(UserError) as raised:
+        search(*opened, *words, asked)
+    assert asked in str(raised.value)
+    assert f"nothing is left of {search(*opened, *words).combinations:,} combinations" in str(raised.value)
+    fix = raised.value.findings[0].fix
+    nearest = next(word for word in fix.split() if word.startswith(f"{key}="))
+    assert search(*opened, *words, nearest).fitting > 0
+    least = float(nearest.partition("=")[2])
+    with pytest.raises(UserError):
+        search(*opened, *words, f"{key}={least + (0.001 if float(value) > least else -0.001)}")
+
+
+def test_of_what_does_not_fit_the_nearest_is_told() -> None:
+    """Of all on one machine, the one with the fewest bytes too many: recounted without a search."""
+    found = search("model=31b", "tp=auto", "objective=memory")
+    told = {loss.choice: loss for loss in found.lost}["target=inf2.xlarge"]
+    over = {}
+    for words, config in space("31b"):
+        if words.startswith("target=inf2.xlarge ") and config.settings.tp <= 2:
+            try:
+                draft = draft_plan(config, config.targets[0], check(config).dtypes, Divider(config))
+            except UserError:
+                continue
+            over[words] = draft.budget.hbm_per_rank.total - draft.budget.hbm_per_rank.limit
+    assert told.reason == Reason.DOES_NOT_FIT
+    assert over[told.detail.partition(": ")[0]] == min(over.values())
