@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ def _jobs(path: Path) -> list[dict[str, Any]]:
         jobs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["jobs"]
         for job in jobs:
             decode(Row, job, f"job {job['job']}")
+            missing = [field.name for field in fields(Row) if field.name not in job]
+            if missing:
+                raise ConfigError(f"job {job['job']} has no {', '.join(missing)}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"{path}: no sweep ({error}); expected the {SWEEP_JSON} that -m writes") from error
     return jobs

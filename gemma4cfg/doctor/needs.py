@@ -10,6 +10,7 @@ from gemma4cfg.config.sdk import Sdk, version_parts
 from gemma4cfg.config.target import Target
 from gemma4cfg.doctor.machine import Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
+from gemma4cfg.plan.cores import cores_taken
 from gemma4cfg.plan.records import Plan
 
 Status = Literal["ok", "warning", "missing", "not looked at"]
@@ -94,8 +95,7 @@ def cores(visit: Visit) -> Iterator[Line]:
     """One owner at a time has a device's cores."""
     machine, target = visit.machine, visit.target
     there = machine.devices * target.chip.cores // target.cores_per_logical_core
-    devices = [call.args["device_id"] for call in visit.plan.calls if "device_id" in call.args]
-    needed = max([visit.plan.tp, *(device + 1 for device in devices)])
+    needed = cores_taken(visit.plan.tp, (call.args for call in visit.plan.calls))
     if not machine.devices:
         yield Line("cores", "missing", "no /dev/neuron*", f"run on {visit.plan.target}, with the driver loaded")
     elif machine.busy:

@@ -52,5 +52,5 @@ def _row(number: int, words: tuple[str, ...], composed: Mapping[str, object]) ->
         plan = build_plan(config_from_plain(composed, words))
     except UserError as error:
         return row_without_plan(number, words, "refused", to_plain(error.recorded))
-    read = replace(plan, layers=(), tensors={}, rank_tensors={}, decisions=(), calls=(), host=(), findings=())
+    read = replace(plan, layers=(), tensors={}, rank_tensors={}, decisions=(), host=(), findings=())
     return row_of_plan(number, words, read.to_json())

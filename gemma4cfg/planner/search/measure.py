@@ -35,7 +35,7 @@ class Figures:
         return cls(
             latency_ms=float(f"{1e3 * draft.division.shapes.batch / rate:.6g}"),
             usd_per_million_tokens=usd_per_million_tokens(price, rate) if price is not None else None,
-            device_bytes=cores_needed(draft.recipe, tp) * draft.budget.hbm_per_rank.total,
+            device_bytes=draft.budget.hbm_per_rank.on_cores(cores_needed(draft.recipe, tp)),
             tokens_per_s=rate,
             usd_per_hour=price,
         )
