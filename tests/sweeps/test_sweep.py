@@ -139,6 +139,8 @@ def test_an_objective_without_an_answer_is_a_row() -> None:
         pytest.param([["tp=1,2"]], "tp=1,2 has several values", id="values-in-a-job"),
         pytest.param(["tp=1", ["tp=2"]], "tp=1 stands among lists", id="mixed"),
         pytest.param("tp=1,2", "expected a list of words", id="text"),
+        pytest.param(["model=e2b", "task=generate"], "task=generate: sweep() makes plans and runs no task", id="task"),
+        pytest.param(["model=e2b", "task=plan,verify"], "task=verify: sweep() makes plans", id="one-task"),
     ],
 )
 def test_words_that_are_no_sweep(words: list[str], told: str) -> None:
