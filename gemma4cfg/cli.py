@@ -24,7 +24,7 @@ from gemma4cfg.errors import ConfigError
 from gemma4cfg.sweeps.callback import SweepStopped
 from gemma4cfg.sweeps.value import objective_value
 from gemma4cfg.tasks.job import DONE, FAILED, REFUSED, refuse, run_job
-from gemma4cfg.views.console import escape_unprintable, output_console
+from gemma4cfg.views.console import forgive_streams, output_console
 
 CONTROLLERS = ("hydra/launcher", "hydra/sweeper")
 """What Hydra chooses before it composes a sweep's jobs."""
@@ -32,7 +32,7 @@ CONTROLLERS = ("hydra/launcher", "hydra/sweeper")
 
 def main() -> None:
     """Run from ``sys.argv`` and exit: 0 done, 1 a defect (with its traceback), 2 a user's mistake."""
-    escape_unprintable()
+    forgive_streams()
     sys.exit(run())
 
 

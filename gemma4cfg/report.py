@@ -18,7 +18,7 @@ from gemma4cfg.sweeps.files import SWEEP_JSON
 from gemma4cfg.sweeps.row import Row
 from gemma4cfg.tasks.files import write_text
 from gemma4cfg.tasks.sides import plan_of
-from gemma4cfg.views.console import error_console, escape_unprintable
+from gemma4cfg.views.console import error_console, forgive_streams
 from gemma4cfg.views.report.pages import diff_page, map_picture, plan_page, sweep_page
 from gemma4cfg.views.terminal import show_refusal
 
@@ -27,7 +27,7 @@ REPORT_FILE = "report.html"
 
 def main() -> None:
     """Run from ``sys.argv`` and exit: 0 written, 2 a user's mistake, 1 a defect with its traceback."""
-    escape_unprintable()
+    forgive_streams()
     try:
         print(run(sys.argv[1:]))
         code = 0

@@ -1,4 +1,4 @@
-"""Hydra's callback: refuses a sweep that would lose words, and gathers its jobs when they are done."""
+"""Hydra's callback: refuses a sweep that would lose words or jobs, and gathers its jobs when they are done."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ class SweepCallback(Callback):
     """Does nothing for a single run, and imports nothing for it."""
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
+        from omegaconf import OmegaConf
+
         from gemma4cfg.sweeps.collect import marks
+        from gemma4cfg.sweeps.directories import check_directories
         from gemma4cfg.sweeps.jobs import Parser, check_words
 
         directory = Path(config.hydra.sweep.dir)
         self._before = marks(directory)
         try:
-            check_words(config.hydra.overrides.task, Parser())
+            overrides = check_words(config.hydra.overrides.task, Parser())
+            written: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+            check_directories(config.hydra.output_subdir, str(written["subdir"]), overrides)
         except Exception as error:
             raise SweepStopped(error, directory) from error
 

@@ -53,6 +53,21 @@ def test_a_wrong_type_is_a_row(tmp_path: Path) -> None:
         pytest.param(("model=glob(zz*)",), ("model=glob(zz*): a sweep over nothing", *choices("model")), id="glob"),
         pytest.param(("model=e2b", "hydra.mode=MULTIRUN", "tp=1,2", "tp=4"), ("tp is given twice",), id="mode"),
         pytest.param(
+            ("model=e2b", "tp=1,2", "hydra.sweep.subdir=same"),
+            ("jobs that differ in tp would share", "hydra.sweep.subdir='${tp}'"),
+            id="one-directory",
+        ),
+        pytest.param(
+            ("model=e2b,31b", "tp=1,2", "hydra.sweep.subdir=tp${tp}"),
+            ("jobs that differ in model would share", "'${tp}-${model}'"),
+            id="shared-directories",
+        ),
+        pytest.param(
+            ("model=e2b", "tp=1,2", "hydra.output_subdir=null", "hydra.sweep.subdir=tp${tp}"),
+            ("hydra.output_subdir=null: a sweep's table", "leave hydra.output_subdir out"),
+            id="no-records",
+        ),
+        pytest.param(
             ("model=e2b,26b-a4b", "model.moe.top_k=4"), ("as model=auto first", "++model.moe.top_k"), id="default-first"
         ),
     ],
@@ -155,6 +170,13 @@ def test_directories_of_other_names(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.directory is not None
     table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
     assert [(job["job"], job["overrides"]) for job in table] == [(0, ["model=e2b", "tp=2"]), (1, ["model=e2b", "tp=1"])]
+
+
+def test_directories_by_a_swept_key(tmp_path: Path) -> None:
+    done = run("-m", "model=e2b", "tp=2,1", "hydra.sweep.subdir=tp${tp}", cwd=tmp_path)
+    assert done.exit_code == 0 and done.directory is not None, done.err
+    table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
+    assert [(job["job"], job["tp"]) for job in table] == [(0, 2), (1, 1)]
 
 
 @pytest.mark.parametrize(
