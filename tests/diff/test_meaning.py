@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from gemma4cfg import Plan, diff_plans
 from gemma4cfg.difference.members import is_record_list
 from gemma4cfg.plan.encode import canonical, identities
 from gemma4cfg.plan.reasons import Reason
-from tests.diff import CASES, compared, planned
+from tests.diff import CASES, compared, planned, record_lists
 
 OLD = planned("model=26b-a4b tp=8")
 
@@ -96,19 +96,26 @@ def test_layers_of_another_pattern_are_told_by_type() -> None:
     assert not any(edit.path[2:] in (("type",), ("window",)) and edit.new is None for edit in layers)
 
 
-def record_lists(kind: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Paths of a record's lists of records, ``*`` for a member."""
-    found = []
-    for name, hint in get_type_hints(kind).items():
-        for member in [argument for argument in get_args(hint) if hasattr(argument, "__dataclass_fields__")]:
-            found += [(*path, name), *record_lists(member, (*path, name, "*"))]
-    return found
-
-
 def test_every_list_of_records_is_compared_by_member() -> None:
     paths = record_lists(Plan)
-    lists = [path for path in paths if path[0] in ("layers", "decisions", "graphs", "host", "calls", "findings")]
-    assert ("graphs", "*", "state") in lists and len(lists) >= 10
-    for path in lists:
-        parts = path if path[0] != "layers" else path[:1]
-        assert is_record_list(parts), path
+    assert {("graphs", "*", "state"), ("budget", "on_chip"), ("estimate", "alternatives")} <= set(paths)
+    assert [path for path in paths if not is_record_list(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        pytest.param(lambda plan: plan["budget"]["lines"][3].update(bytes=1), "budget lines", id="line"),
+        pytest.param(lambda plan: plan["budget"]["graphs"][1].update(code=1), "budget graphs decode code", id="graph"),
+        pytest.param(lambda plan: plan["budget"]["on_chip"][2].update(bytes=1), "budget on_chip", id="on_chip"),
+        pytest.param(
+            lambda plan: plan["estimate"]["alternatives"][1].update(taken=True),
+            "estimate alternatives attention.implementation sdpa taken",
+            id="alternative",
+        ),
+    ],
+)
+def test_one_value_of_a_record_is_one_edit(change: Callable[[dict[str, Any]], Any], path: str) -> None:
+    (edit,) = diff_plans(OLD, changed(change)).changes
+    assert " ".join(edit.path).startswith(path)
+    assert not isinstance(edit.new, (dict, list))
