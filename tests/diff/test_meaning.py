@@ -74,7 +74,41 @@ def test_what_changes_results_is_marked(change: Callable[[dict[str, Any]], Any],
 def test_reasons_are_of_the_closed_list(name: str) -> None:
     diff = compared(name)
     known = {reason.value for reason in Reason} | {""}
-    assert {edit.reason for edit in diff.changes} | {change.reason for change in diff.tensors} <= known
+    edits = {reason for edit in diff.changes for reason in edit.reasons}
+    assert edits | {change.reason for change in diff.tensors} <= known
+
+
+SHAPE = ("layers", "kv", "shape")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "reasons"),
+    [
+        pytest.param("model=12b tp=2", "model=12b tp=4", ("tp",), {"requested"}, id="tp"),
+        pytest.param("model=12b tp=2", "model=12b ++tp=4", ("tp",), {"requested"}, id="forced"),
+        pytest.param("model=e2b tp=2", "model=e2b", ("tp",), set(), id="default"),
+        pytest.param("model=e2b", "model=e2b tp=auto objective=memory", ("tp",), {"best_by_objective"}, id="searched"),
+        pytest.param("model=e2b", "model=e4b", ("model",), {"requested"}, id="model"),
+        pytest.param("model=e2b", "model=e2b shapes=kv512", ("shapes", "kv_length"), {"requested"}, id="group"),
+        pytest.param("model=e2b", "model=e2b shapes.batch=2", ("shapes", "batch"), {"requested"}, id="batch"),
+        pytest.param("model=e2b", "model=e2b dtype=float32", ("shapes", "kv_dtype"), {"requested"}, id="kv_dtype"),
+        pytest.param("model=e2b", "model=e2b shapes.batch=2", SHAPE, {"requested"}, id="streams"),
+        pytest.param("model=e2b", "model=e2b shapes.kv_layout=ring", SHAPE, {"requested"}, id="rows"),
+        pytest.param("model=e2b shapes.kv_length=512", "model=e2b", SHAPE, set(), id="rows-by-default"),
+        pytest.param("model=26b-a4b tp=4", "model=26b-a4b tp=8", SHAPE, {"only_option"}, id="heads"),
+    ],
+)
+def test_why_it_is_so(old: str, new: str, path: tuple[str, ...], reasons: set[str]) -> None:
+    changes = diff_plans(planned(old), planned(new)).changes
+    edits = [edit for edit in changes if path in (edit.path, (*edit.path[:1], *edit.path[2:]))]
+    assert edits and {reason for edit in edits for reason in edit.reasons} == reasons
+
+
+def test_both_reasons_where_layer_types_have_one_each() -> None:
+    (edit,) = (edit for edit in compared("26b-a4b-tp4-tp8").changes if edit.path[2:] == ("attention", "local_q_heads"))
+    assert edit.reasons == ("only_option", "fewest_bytes")
+    types = {change.name.rpartition("{}.")[2]: change.types for change in compared("31b-replicate-group").tensors}
+    assert types["self_attn.k_proj.weight"] == {"full_attention": 10}
 
 
 def test_artifacts_go_by_id_not_by_name() -> None:

@@ -39,7 +39,7 @@ def told(name: str) -> list[str]:
             "linear-ring",
             [
                 "shapes.kv_layout linear ring the configuration asks for it",
-                "40 sliding (0-4,6-10,…,42-46) kv.shape 1x4x2048x256 1x4x1024x256",
+                "40 sliding (0-4,6-10,…,42-46) kv.shape 1x4x2048x256 1x4x1024x256 the configuration asks for it",
                 "rank files keep - -",
             ],
             id="ring",
@@ -71,6 +71,16 @@ def test_what_to_rebuild_is_said(name: str, lines: list[str]) -> None:
     found = told(name)
     for line in lines:
         assert line in found
+
+
+def test_roles_of_two_layer_types_are_told_by_type() -> None:
+    """Both shapes and both reasons; of the full layers only the ranges changed."""
+    found = "\n".join(told("26b-a4b-tp4-tp8"))
+    assert (
+        "self_attn.k_proj.weight 30 sliding 512x2816, sliding 256x2816, 86.5 MB 50.5 MB nothing else is possible here; "
+        "fewest device bytes per rank\nfull old ranges full new ranges\n"
+    ) in found
+    assert "attention.local_q_heads 4 2 nothing else is possible here;\nfewest device bytes per rank\n" in found
 
 
 def test_rank_tensors_are_counted() -> None:
