@@ -114,6 +114,7 @@ def test_the_documented_way_over_a_key_of_one_model(tmp_path: Path) -> None:
     """Case 86: what the message about the default configuration says works."""
     done = run("-m", "model=e2b,26b-a4b", "++model.moe.top_k=4", "tp=8", cwd=tmp_path)
     assert (done.exit_code, codes(done.jobs)) == (0, [2, 0]), done.err
+    assert "e2b has no experts; leave model.moe.top_k out" in done.jobs[0].told
     plan = done.jobs[1].plan
     assert plan is not None and plan["layers"][0]["moe"]["top_k"] == 4
 
