@@ -69,7 +69,8 @@ def tensor_changes(old: JsonPlan, new: JsonPlan) -> tuple[TensorChange, ...]:
         role, number = number_of(name) or (name, -1)
         layers = (new if after else old)["layers"]
         types = {layers[number]["type"]: 1} if 0 <= number < len(layers) else {}
-        change = TensorChange(role, "", 1, *differing, _reason(role, number, new) if after else "", types)
+        reason = decided("dtype", new) if alike else _reason(role, number, new) if after else ""
+        change = TensorChange(role, "", 1, *differing, reason, types)
         groups.setdefault(canonical([role, *differing, change.reason]), []).append((number, change))
     return tuple(_together(members) for members in groups.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from gemma4cfg import diff_plans
 from gemma4cfg.views.console import PIPE_WIDTH
 from gemma4cfg.views.diff.figures import show_figures
 from tests.diff import CASES, compared, planned, stored, strangers, text_of
@@ -138,6 +139,16 @@ def test_compiling_is_told_in_seconds() -> None:
     assert f"compile 2 of 2 graphs (all: {seconds.low:,.0f}-{seconds.high:,.0f} s)" in told("linear-ring")[-1]
     assert compared("same").rebuild.compile_s is None
     assert compared("neuron-vllm").rebuild.compile_s is None
+
+
+def test_totals_are_those_of_the_tables() -> None:
+    """Another dtype changes no tensor's entry, but what a rank holds of it."""
+    diff = diff_plans(planned("model=31b tp=8"), planned("model=31b tp=8 dtype=float32"))
+    named = {change.name for change in diff.tensors}
+    assert not any(edit.path[0] == "tensors" for edit in diff.changes)
+    assert len(named) == 16 and diff.totals.tensors == sum(change.count for change in diff.tensors) > 800
+    assert {change.reason for change in diff.tensors} == {"requested"}
+    assert f"{diff.totals.tensors} tensors" in " ".join(text_of(diff).split())
 
 
 def test_every_tensor() -> None:
