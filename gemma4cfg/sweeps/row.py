@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from gemma4cfg.decode import decode
 from gemma4cfg.plan.cores import cores_taken
-from gemma4cfg.plan.cost import usd_per_million_tokens
-from gemma4cfg.plan.records import HbmBudget, Span
+from gemma4cfg.plan.records import Costs, HbmBudget, Span
 
 Status = Literal["done", "refused", "disproved", "failed"]
 
@@ -49,9 +48,7 @@ class Row:
 def row_of_plan(job: int, overrides: Sequence[str], plan: Mapping[str, Any]) -> Row:
     """The row of a job with a plan, in JSON form."""
     estimate, price = plan["estimate"], plan["provenance"]["price"]["on_demand"]
-    speed = decode(Span, estimate["decode_tokens_per_s"])
     hbm = decode(HbmBudget, plan["budget"]["hbm_per_rank"])
-    hourly = price["usd_per_hour"] if price else None
     return Row(
         job=job,
         overrides=tuple(overrides),
@@ -62,12 +59,10 @@ def row_of_plan(job: int, overrides: Sequence[str], plan: Mapping[str, Any]) -> 
         **{key: plan[key] for key in ("model", "target", "sdk", "recipe", "tp", "dtype", "plan_id", "placement_id")},
         hbm_per_rank=hbm,
         device_bytes=hbm.on_cores(cores_taken(plan["tp"], (call["args"] for call in plan["calls"]))),
-        decode_tokens_per_s=speed,
+        decode_tokens_per_s=decode(Span, estimate["decode_tokens_per_s"]),
         prefill_ms=decode(Span, estimate["prefill_ms"]),
-        usd_per_hour=hourly,
-        usd_per_million_tokens=None
-        if hourly is None
-        else Span(usd_per_million_tokens(hourly, speed.high), usd_per_million_tokens(hourly, speed.low)),
+        usd_per_hour=price["usd_per_hour"] if price else None,
+        usd_per_million_tokens=decode(Costs, estimate["usd_per_million_tokens"]).on_demand,
         graphs=tuple(graph["id"] for graph in plan["graphs"]),
     )
 

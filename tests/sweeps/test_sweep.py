@@ -104,6 +104,8 @@ def test_cost_where_a_price_is_known() -> None:
     low, high = known.usd_per_million_tokens.low, known.usd_per_million_tokens.high
     assert low == pytest.approx(0.7582e6 / 3600 / known.decode_tokens_per_s.high, rel=1e-5)
     assert high == pytest.approx(0.7582e6 / 3600 / known.decode_tokens_per_s.low, rel=1e-5)
+    estimate = build_plan(load_config(known.overrides)).estimate
+    assert known.usd_per_million_tokens == estimate.usd_per_million_tokens.on_demand
     assert (unknown.usd_per_hour, unknown.usd_per_million_tokens) == (None, None)
     (told,) = sweep([["model=e2b", "target=inf2.xlarge", "target.price.on_demand.usd_per_hour=2"]])
     assert told.usd_per_hour == 2

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gemma4cfg.config.schema import Config, Objective
 from gemma4cfg.errors import UserError
-from gemma4cfg.plan.cost import usd_per_million_tokens
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.planner.division import Divider
 from gemma4cfg.planner.draft import Draft, draft_plan
@@ -31,13 +30,13 @@ class Figures:
 
     @classmethod
     def of(cls, draft: Draft, tp: int) -> Figures:
-        rate, price = draft.estimate.decode_tokens_per_s.low, draft.target.usd_per_hour
+        rate, cost = draft.estimate.decode_tokens_per_s.low, draft.estimate.usd_per_million_tokens.on_demand
         return cls(
             latency_ms=float(f"{1e3 * draft.division.shapes.batch / rate:.6g}"),
-            usd_per_million_tokens=usd_per_million_tokens(price, rate) if price is not None else None,
+            usd_per_million_tokens=cost.high if cost else None,
             device_bytes=draft.budget.hbm_per_rank.on_cores(cores_needed(draft.recipe, tp)),
             tokens_per_s=rate,
-            usd_per_hour=price,
+            usd_per_hour=draft.target.usd_per_hour,
         )
 
 
