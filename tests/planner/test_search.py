@@ -119,6 +119,11 @@ def test_the_choice_is_that_of_brute_force(model: str, monkeypatch: pytest.Monke
                 all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine
                 for other in (rounded(it, "latency") for it in figures.values())
             ), words
+        shown = [rounded(figures[words], "latency") for words in front]
+        for words, measures in fitting:
+            mine = rounded(measures, "latency")
+            left_out = minimise == "cost" and measures["cost"] == inf
+            assert left_out or any(all(a <= b for a, b in zip(it, mine, strict=True)) for it in shown), words
 
 
 def test_plans_of_a_small_space_in_full() -> None:
@@ -152,11 +157,14 @@ def test_what_is_given_is_kept() -> None:
     assert not any(key in found.best.overrides for key in ("tp=", "target=", "offload=", "lm_head"))
 
 
-def test_the_search_says_what_its_speeds_count() -> None:
+def test_the_search_shows_its_front_and_what_its_speeds_count() -> None:
     """Collectives among it, as of every estimate: ``test_budget`` recounts one."""
     found = search("model=e2b", "target=inf2.xlarge", "tp=2", "objective=latency")
     console = Console(record=True, width=160)
     show_search(found.to_json(), console)
+    lines = [line.strip("* ") for line in console.export_text(clear=False).splitlines()]
+    assert len(found.front) > 1
+    assert all(any(line.startswith(choice.overrides) for line in lines) for choice in found.front)
     assert "bytes read, collectives, and what crosses between host and device" in console.export_text()
     counted = found.plan.estimate.basis.partition("prefill")[0]
     assert all(word in counted for word in ("bytes a step", "collectives of", "bytes across"))
