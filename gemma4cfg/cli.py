@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from gemma4cfg.config.messages import chosen_too_late, translated
 from gemma4cfg.errors import ConfigError
 from gemma4cfg.sweeps.callback import SweepStopped
 from gemma4cfg.sweeps.value import objective_value
-from gemma4cfg.tasks.job import REFUSED, refuse, run_job
-from gemma4cfg.views.console import escape_unprintable, output_console
+from gemma4cfg.tasks.job import DONE, FAILED, REFUSED, refuse, run_job
+from gemma4cfg.views.console import forgive_streams, output_console
 
 CONTROLLERS = ("hydra/launcher", "hydra/sweeper")
 """What Hydra chooses before it composes a sweep's jobs."""
@@ -30,7 +32,7 @@ CONTROLLERS = ("hydra/launcher", "hydra/sweeper")
 
 def main() -> None:
     """Run from ``sys.argv`` and exit: 0 done, 1 a defect (with its traceback), 2 a user's mistake."""
-    escape_unprintable()
+    forgive_streams()
     sys.exit(run())
 
 
@@ -40,26 +42,20 @@ def run() -> int:
 
     def job(composed: DictConfig) -> float:
         context = HydraConfig.get()
-        swept = context.mode == RunMode.MULTIRUN
-        if swept:
-            gc.enable()  # a sweep is long, see __main__
         directory = Path(context.runtime.output_dir)
-        plain: Any = {}
+        if context.mode != RunMode.MULTIRUN:
+            outcomes.append(_run(composed, context, directory))
+            return outcomes[-1]
+        gc.enable()  # a sweep is long, see __main__
         try:
-            _refuse_controllers(context)
-            with translated():
-                plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-        except ConfigError as error:
-            refuse(error, directory)
-            code = REFUSED
-        else:
-            console = output_console(quiet=swept and plain.get("task") == "plan")  # they are lines of its table
-            code = run_job(plain, context.overrides.task, directory, console)
-        if not swept:
-            outcomes.append(code)
-        elif minimise := (plain.get("objective") or {}).get("minimise"):
-            return objective_value(directory, minimise)
-        return code
+            code = _run(composed, context, directory)
+        except Exception:
+            traceback.print_exc()  # raised, it would end the sweep without its table
+            code = FAILED
+        minimise = OmegaConf.select(composed, "objective.minimise", throw_on_resolution_failure=False)
+        if minimise is None:
+            return code
+        return objective_value(directory, minimise) if code == DONE else inf
 
     application = hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name="config")(job)
     try:
@@ -74,6 +70,19 @@ def run() -> int:
         refuse(stopped.error, stopped.directory)
         return REFUSED
     return outcomes[-1] if outcomes else 0
+
+
+def _run(composed: DictConfig, context: Any, directory: Path) -> int:
+    """The exit code of one job."""
+    try:
+        _refuse_controllers(context)
+        with translated():
+            plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except ConfigError as error:
+        refuse(error, directory)
+        return REFUSED
+    quiet = context.mode == RunMode.MULTIRUN and plain.get("task") == "plan"  # they are lines of a sweep's table
+    return run_job(plain, context.overrides.task, directory, output_console(quiet))
 
 
 def _refuse_controllers(context: Any) -> None:

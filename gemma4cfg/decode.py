@@ -11,6 +11,7 @@ import functools
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from math import isfinite
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gemma4cfg.errors import ConfigError, did_you_mean
@@ -66,6 +67,8 @@ def _decode_scalar(kind: Any, data: Any, path: str) -> Any:
         return float(data)
     if kind is types.NoneType:
         kind = type(None)
+    if isinstance(data, float) and not isfinite(data):
+        raise ConfigError(f"{path}={data}: expected a finite number")
     if isinstance(data, kind) and (kind is bool or not isinstance(data, bool)):
         return data
     name = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, "null")

@@ -18,7 +18,7 @@ from collections.abc import Sequence  # noqa: E402
 from gemma4cfg.difference.plans import diff_plans  # noqa: E402
 from gemma4cfg.errors import UserError  # noqa: E402
 from gemma4cfg.tasks.sides import plan_of  # noqa: E402
-from gemma4cfg.views.console import error_console, escape_unprintable, output_console  # noqa: E402
+from gemma4cfg.views.console import error_console, forgive_streams, output_console  # noqa: E402
 from gemma4cfg.views.diff.show import show_diff, total  # noqa: E402
 from gemma4cfg.views.terminal import show_refusal  # noqa: E402
 
@@ -27,7 +27,7 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2
 
 def main() -> None:
     """Run from ``sys.argv`` and exit; a defect is trouble too, with its traceback."""
-    escape_unprintable()
+    forgive_streams()
     try:
         code = run(sys.argv[1:])
     except UserError as error:

@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gemma4cfg.sweeps.files import SWEEP_JSON
 from gemma4cfg.sweeps.row import Row
 from gemma4cfg.tasks.files import write_text
 from gemma4cfg.tasks.sides import plan_of
-from gemma4cfg.views.console import error_console, escape_unprintable
+from gemma4cfg.views.console import error_console, forgive_streams
 from gemma4cfg.views.report.pages import diff_page, map_picture, plan_page, sweep_page
 from gemma4cfg.views.terminal import show_refusal
 
@@ -26,7 +27,7 @@ REPORT_FILE = "report.html"
 
 def main() -> None:
     """Run from ``sys.argv`` and exit: 0 written, 2 a user's mistake, 1 a defect with its traceback."""
-    escape_unprintable()
+    forgive_streams()
     try:
         print(run(sys.argv[1:]))
         code = 0
@@ -82,6 +83,9 @@ def _jobs(path: Path) -> list[dict[str, Any]]:
         jobs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["jobs"]
         for job in jobs:
             decode(Row, job, f"job {job['job']}")
+            missing = [field.name for field in fields(Row) if field.name not in job]
+            if missing:
+                raise ConfigError(f"job {job['job']} has no {', '.join(missing)}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"{path}: no sweep ({error}); expected the {SWEEP_JSON} that -m writes") from error
     return jobs

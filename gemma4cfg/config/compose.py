@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from gemma4cfg.architecture.model import Architecture
+from gemma4cfg.architecture.model import Architecture, MoeFacts, PleFacts
 from gemma4cfg.architecture.stored import Checkpoint
 from gemma4cfg.config.catalog import choices, conf_directory, decode_choice, every_choice
 from gemma4cfg.config.schema import GROUPS, Config, Recipe, Settings
@@ -110,11 +110,27 @@ def _model(
 
         architecture = architecture_from_config(checkpoint.config)
     else:
+        if (known := published.get(str(data.get("name")))) is not None:
+            _refuse_part_of_absent(data, known)
         architecture = decode(Architecture, data, "model")
     for known in published.values():
         if architecture == known:
             return replace(known, checkpoint_dtype=architecture.checkpoint_dtype)
     return replace(architecture, name="custom")
+
+
+def _refuse_part_of_absent(data: Mapping[str, Any], known: Architecture) -> None:
+    """Raises ConfigError for some keys of a part that the model ``known``, from which ``data`` starts, does not have."""
+    for part, (facts, name) in {"moe": (MoeFacts, "experts"), "ple": (PleFacts, "per-layer embeddings")}.items():
+        given = data.get(part)
+        if getattr(known, part) is not None or not isinstance(given, Mapping):
+            continue
+        missing = [field.name for field in fields(facts) if field.name not in given]
+        if missing:
+            keys, others = (", ".join(f"model.{part}.{key}" for key in names) for names in (given, missing))
+            raise ConfigError(
+                f"{keys}: {known.name} has no {name}; leave {keys} out (a model that has them needs {others} too)"
+            )
 
 
 def _chosen(kind: type[T], group: str, data: Mapping[str, Any]) -> tuple[T, ...]:

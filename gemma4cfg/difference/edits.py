@@ -27,8 +27,8 @@ class Edit:
     ``change``: ``old`` becomes ``new``. ``add`` and ``remove``: there is only the one; ``at`` is the place of an added member
     in the new list, or their runs. ``move``: the members that stay in the list under ``path``, in their order.
 
-    ``numerics``: what the model computes may differ by more than the order of its sums. ``reason``: of the closed list, why
-    the new plan has it so; empty where no decision is behind it. ``layers``: how many of each type an edit of layers is of.
+    ``numerics``: what the model computes may differ by more than the order of its sums. ``reasons``: of the closed list,
+    why the new plan has it so; empty where none is known. ``layers``: how many of each type an edit of layers is of.
     """
 
     op: Operation
@@ -38,7 +38,7 @@ class Edit:
     old: Any = None
     new: Any = None
     numerics: bool = False
-    reason: str = ""
+    reasons: tuple[str, ...] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
 
     @property

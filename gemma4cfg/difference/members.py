@@ -8,24 +8,32 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
-_NAMED_BY = {
-    ("layers",): "index",
-    ("decisions",): "id",
-    ("decisions", "over"): "choice",
-    ("graphs",): "name",
-    ("graphs", "inputs"): "name",
-    ("graphs", "outputs"): "name",
-    ("graphs", "state"): "name",
-    ("host",): "what",
-    ("findings",): "code",
-    ("calls",): "api",
+_NAMED_BY: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("layers",): ("index",),
+    ("decisions",): ("id",),
+    ("decisions", "*", "over"): ("choice",),
+    ("graphs",): ("name",),
+    ("graphs", "*", "inputs"): ("name",),
+    ("graphs", "*", "outputs"): ("name",),
+    ("graphs", "*", "state"): ("name",),
+    ("host",): ("what",),
+    ("findings",): ("code",),
+    ("calls",): ("api",),
+    ("budget", "lines"): ("part", "what"),
+    ("budget", "graphs"): ("graph",),
+    ("budget", "on_chip"): ("graph", "layers", "what"),
+    ("estimate", "alternatives"): ("choice", "option"),
 }
-"""A list of records, by its path without the names of the members it passes, and the key that tells its members apart."""
+"""A list of records, by its path with ``*`` for a member, and the keys that tell its members apart."""
 
 
 def is_record_list(path: Sequence[str]) -> bool:
     """Whether what lies under ``path`` is a list whose members have names; any other list is one value."""
-    return len(path) in (1, 3) and tuple(path[::2]) in _NAMED_BY
+    return _pattern(path) in _NAMED_BY
+
+
+def _pattern(path: Sequence[str]) -> tuple[str, ...]:
+    return (path[0], "*", path[2]) if len(path) == 3 else tuple(path)
 
 
 def by_type(old: Sequence[Record], new: Sequence[Record]) -> bool:
@@ -39,16 +47,16 @@ def member_names(path: Sequence[str], records: Sequence[Record], layers_by_type:
     A layer is its index or, ``layers_by_type``, ``type.number`` counted within the type. A decision about heads keeps its
     name under another policy. A call is named by the graphs it is about too.
     """
-    key = _NAMED_BY[tuple(path[::2])]
-    if key == "index":
+    keys = _NAMED_BY[_pattern(path)]
+    if keys == ("index",):
         return _by_type(records) if layers_by_type else [str(position) for position in range(len(records))]
-    if key == "api":
+    if keys == ("api",):
         return _numbered(
-            " ".join((call[key], *graphs)) for call, graphs in zip(records, _graphs_of(records), strict=True)
+            " ".join((call["api"], *graphs)) for call, graphs in zip(records, _graphs_of(records), strict=True)
         )
-    if key == "id":
-        return _numbered(".".join(record[key].split(".")[:2]) for record in records)
-    return _numbered(str(record[key]) for record in records)
+    if keys == ("id",):
+        return _numbered(".".join(record["id"].split(".")[:2]) for record in records)
+    return _numbered(" ".join(str(record[key]) for key in keys) for record in records)
 
 
 def _by_type(layers: Sequence[Record]) -> list[str]:

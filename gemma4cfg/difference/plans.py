@@ -33,7 +33,7 @@ class Side:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """``values``: places that changed, equal ones of several layers counted each. The others count members of which any
-    value changed, came or went; ``graphs`` those to compile."""
+    value changed, came or went; ``tensors`` those of ``PlanDiff.tensors``, ``graphs`` those to compile."""
 
     values: int
     numerics: int
@@ -89,19 +89,19 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     before, after = old.to_json(), new.to_json()
     edits = find_edits(before, after)
     changes = tuple(explained([edit for edit in edits if not is_aside(edit)], before, after))
-    rebuild = plan_rebuild(before, after)
+    rebuild, tensors = plan_rebuild(before, after), tensor_changes(before, after)
     return PlanDiff(
         old=_side(before),
         new=_side(after),
         changes=changes,
         aside=tuple(edit for edit in edits if is_aside(edit)),
-        tensors=tensor_changes(before, after),
+        tensors=tensors,
         rebuild=rebuild,
         totals=Totals(
             values=_count(changes),
             numerics=_count(edit for edit in changes if edit.numerics),
             layers=_members(changes, "layers"),
-            tensors=_members(changes, "tensors"),
+            tensors=sum(change.count for change in tensors),
             graphs=sum(graph.action == "compile" for graph in rebuild.graphs),
             calls=_members(changes, "calls"),
             findings=_members(changes, "findings"),

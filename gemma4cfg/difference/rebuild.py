@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gemma4cfg.decode import decode
+from gemma4cfg.plan.records import Span
+
 JsonPlan = Mapping[str, Any]
 
 
@@ -32,8 +35,12 @@ class RankFilesRebuild:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
+    """``compile_s``: seconds to compile every graph of the second plan, as it estimates; null where none is to be compiled, or
+    its stack compiles nothing ahead."""
+
     graphs: tuple[GraphRebuild, ...]
     rank_files: RankFilesRebuild
+    compile_s: Span | None
 
 
 def plan_rebuild(old: JsonPlan, new: JsonPlan) -> Rebuild:
@@ -52,4 +59,5 @@ def plan_rebuild(old: JsonPlan, new: JsonPlan) -> Rebuild:
         files = RankFilesRebuild("keep", None, None)
     else:
         files = RankFilesRebuild("write", *ids)
-    return Rebuild(tuple(graphs), files)
+    seconds = new["estimate"]["compile_s"] if any(graph.action == "compile" for graph in graphs) else None
+    return Rebuild(tuple(graphs), files, decode(Span, seconds) if seconds else None)

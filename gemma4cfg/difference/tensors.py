@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from gemma4cfg.difference.edits import is_equal
-from gemma4cfg.difference.meaning import decision_about_heads
+from gemma4cfg.difference.reasons import decided, decision_about_heads
 from gemma4cfg.plan.bytes import FLOATING, ITEM_BYTES
 from gemma4cfg.plan.encode import canonical
 from gemma4cfg.plan.fold import number_of
@@ -39,7 +40,7 @@ class TensorChange:
     ``old`` and ``new`` tell ``home``, ``bytes`` of all ``count`` together (on one rank, or on the host), and what differs of
     ``status``, ``shape``, ``dtype`` (as stored), ``dim`` (of the cut; null: whole), ``local_shape`` (of a rank's part; null off
     the device), or where all these are equal, of the rest of its entry in the plan. Null is no such tensor. ``reason`` is of
-    the closed list, why the new plan has it so; empty where no decision is behind it.
+    the closed list, why the new plan has it so; empty where no decision is behind it. ``types``: how many layers of each type.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TensorChange:
     old: Mapping[str, Any] | None
     new: Mapping[str, Any] | None
     reason: str
+    types: Mapping[str, int]
 
 
 def tensor_changes(old: JsonPlan, new: JsonPlan) -> tuple[TensorChange, ...]:
@@ -65,7 +67,10 @@ def tensor_changes(old: JsonPlan, new: JsonPlan) -> tuple[TensorChange, ...]:
             sides = {**sides[0], **_rest(before)}, {**sides[1], **_rest(after)}
         differing = _differing(*sides)
         role, number = number_of(name) or (name, -1)
-        change = TensorChange(role, "", 1, *differing, _reason(role, number, new) if after else "")
+        layers = (new if after else old)["layers"]
+        types = {layers[number]["type"]: 1} if 0 <= number < len(layers) else {}
+        reason = decided("dtype", new) if alike else _reason(role, number, new) if after else ""
+        change = TensorChange(role, "", 1, *differing, reason, types)
         groups.setdefault(canonical([role, *differing, change.reason]), []).append((number, change))
     return tuple(_together(members) for members in groups.values())
 
@@ -73,7 +78,9 @@ def tensor_changes(old: JsonPlan, new: JsonPlan) -> tuple[TensorChange, ...]:
 def _together(members: list[tuple[int, TensorChange]]) -> TensorChange:
     numbers, first = sorted(number for number, _ in members), members[0][1]
     old, new = ({**side, "bytes": side["bytes"] * len(members)} if side else None for side in (first.old, first.new))
-    return TensorChange(first.name, "" if numbers[0] < 0 else index_runs(numbers), len(members), old, new, first.reason)
+    layers = "" if numbers[0] < 0 else index_runs(numbers)
+    types = sum((Counter(change.types) for _, change in members), Counter())
+    return TensorChange(first.name, layers, len(members), old, new, first.reason, types)
 
 
 def _side(entry: Mapping[str, Any] | None, plan_dtype: str) -> dict[str, Any]:
@@ -107,5 +114,4 @@ def _reason(role: str, layer: int, plan: JsonPlan) -> str:
     last = role.rpartition("{}.")[2].removeprefix("model.language_model.")
     if last.startswith("self_attn.") and last.endswith("_proj.weight") and 0 <= layer < len(plan["layers"]):
         return decision_about_heads(plan["layers"][layer], plan["decisions"])
-    decided = next((decision for start, decision in _DECIDED_BY if last.startswith(start)), None)
-    return next((str(decision["reason"]) for decision in plan["decisions"] if decision["id"] == decided), "")
+    return decided(next((decision for start, decision in _DECIDED_BY if last.startswith(start)), ""), plan)

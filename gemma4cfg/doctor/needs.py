@@ -12,6 +12,7 @@ from gemma4cfg.config.sdk import Sdk, version_parts
 from gemma4cfg.config.target import GIB, Target
 from gemma4cfg.doctor.machine import PROGRAMS, SYSTEM_PACKAGE, Machine
 from gemma4cfg.doctor.tokenizer import MARKERS, Tokenizer
+from gemma4cfg.plan.cores import cores_taken
 from gemma4cfg.plan.records import Plan
 
 Status = Literal["ok", "warning", "missing", "not looked at"]
@@ -127,8 +128,7 @@ def cores(visit: Visit) -> Iterator[Line]:
     """Neighbours, of devices that no process has open: which of a device's cores a process has reserved does not show."""
     machine, here = visit.machine, visit.here or visit.target
     holders = [processes for processes in machine.devices.values() for _ in range(here.cores // here.chips)]
-    devices = [call.args["device_id"] for call in visit.plan.calls if "device_id" in call.args]
-    needed = max([visit.plan.tp, *(device + 1 for device in devices)])
+    needed = cores_taken(visit.plan.tp, (call.args for call in visit.plan.calls))
     first = next((core for core in range(len(holders) - needed + 1) if not any(holders[core : core + needed])), None)
     processes = sorted({process for core in holders for process in core}, key=int)
     said = f"{sum(not core for core in holders)} of {len(holders)} cores free, the plan takes {needed}"

@@ -205,6 +205,10 @@ class HbmBudget:
     total: int
     limit: int
 
+    def on_cores(self, cores: int) -> int:
+        """Bytes of so many cores together, each counted as the fullest."""
+        return cores * self.total
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetLine:

@@ -121,6 +121,7 @@ def _host_prefill(given: EstimateInputs) -> Span:
 
 
 def _cost(price: Price | None, rate: Span) -> Span | None:
+    """US dollars per million decoded tokens: the whole machine paid for one copy of the model."""
     if price is None:
         return None
     low, high = (price.usd_per_hour / 3600 / tokens * 1e6 for tokens in (rate.high, rate.low))

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from gemma4cfg.sweeps.directories import RECORDS
 from gemma4cfg.sweeps.row import Row, compared, row_of_plan, row_without_plan
 from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE
 
@@ -25,8 +26,8 @@ Marks = Mapping[Path, int]
 def marks(directory: Path) -> Marks:
     """Each job directory under ``directory`` with the time of its newest record, to know later which jobs are new."""
     found: dict[Path, int] = {}
-    for path in (*directory.rglob(".hydra/overrides.yaml"), *directory.rglob(RESULT_FILE)):
-        job = path.parent.parent if path.parent.name == ".hydra" else path.parent
+    for path in (*directory.rglob(f"{RECORDS}/overrides.yaml"), *directory.rglob(RESULT_FILE)):
+        job = path.parent.parent if path.parent.name == RECORDS else path.parent
         if job != directory:
             found[job] = max(found.get(job, 0), path.stat().st_mtime_ns)
     return found
@@ -35,19 +36,18 @@ def marks(directory: Path) -> Marks:
 def collect(directory: Path, before: Marks) -> tuple[Row, ...]:
     """A row for every job under ``directory`` but those of an earlier sweep (``before``), in the order of their numbers."""
     jobs = [job for job, time in marks(directory).items() if before.get(job) != time]
-    numbered = sorted((_number(job), job) for job in jobs)
-    return compared(_row(place if number is None else number, job) for place, (number, job) in enumerate(numbered))
+    return compared(_row(number, job) for number, job in sorted((_number(job), job) for job in jobs))
 
 
 def _number(job: Path) -> int:
     if job.name.isdecimal():
         return int(job.name)
-    recorded = yaml.safe_load((job / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))
+    recorded = yaml.safe_load((job / RECORDS / "hydra.yaml").read_text(encoding="utf-8"))
     return int(recorded["hydra"]["job"]["num"])
 
 
 def _row(number: int, job: Path) -> Row:
-    listed = job / ".hydra" / "overrides.yaml"
+    listed = job / RECORDS / "overrides.yaml"
     words = yaml.safe_load(listed.read_text(encoding="utf-8")) if listed.is_file() else []
     result = _read(job / RESULT_FILE)
     if result is None:

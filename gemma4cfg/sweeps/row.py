@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemma4cfg.decode import decode
-from gemma4cfg.plan.cost import usd_per_million_tokens
-from gemma4cfg.plan.records import HbmBudget, Span
+from gemma4cfg.plan.cores import cores_taken
+from gemma4cfg.plan.records import Costs, HbmBudget, Span
 
 Status = Literal["done", "refused", "disproved", "failed"]
 
@@ -16,9 +16,9 @@ Status = Literal["done", "refused", "disproved", "failed"]
 @dataclass(frozen=True, slots=True)
 class Row:
     """``reason`` is the code of the first error finding, ``message`` and ``fix`` its words; null where the job is done, as
-    every figure is where it is not. ``usd_per_million_tokens`` is null too where the machine's price on demand is not
-    known. Against the first job that has a plan, ``recompiles`` counts the graphs whose ids it lacks. ``rank_files_of`` is the
-    first job with the same placement: its rank files serve this one."""
+    every figure is where it is not. ``device_bytes``: of every core that is used. ``usd_per_million_tokens`` is null too where
+    the machine's price on demand is not known. Against the first job that has a plan, ``recompiles`` counts the graphs whose
+    ids it lacks. ``rank_files_of`` is the first job with the same placement: its rank files serve this one."""
 
     job: int
     overrides: tuple[str, ...]
@@ -33,6 +33,7 @@ class Row:
     tp: int | None = None
     dtype: str | None = None
     hbm_per_rank: HbmBudget | None = None
+    device_bytes: int | None = None
     decode_tokens_per_s: Span | None = None
     prefill_ms: Span | None = None
     usd_per_hour: float | None = None
@@ -47,8 +48,7 @@ class Row:
 def row_of_plan(job: int, overrides: Sequence[str], plan: Mapping[str, Any]) -> Row:
     """The row of a job with a plan, in JSON form."""
     estimate, price = plan["estimate"], plan["provenance"]["price"]["on_demand"]
-    speed = decode(Span, estimate["decode_tokens_per_s"])
-    hourly = price["usd_per_hour"] if price else None
+    hbm = decode(HbmBudget, plan["budget"]["hbm_per_rank"])
     return Row(
         job=job,
         overrides=tuple(overrides),
@@ -57,13 +57,12 @@ def row_of_plan(job: int, overrides: Sequence[str], plan: Mapping[str, Any]) -> 
         message=None,
         fix=None,
         **{key: plan[key] for key in ("model", "target", "sdk", "recipe", "tp", "dtype", "plan_id", "placement_id")},
-        hbm_per_rank=decode(HbmBudget, plan["budget"]["hbm_per_rank"]),
-        decode_tokens_per_s=speed,
+        hbm_per_rank=hbm,
+        device_bytes=hbm.on_cores(cores_taken(plan["tp"], (call["args"] for call in plan["calls"]))),
+        decode_tokens_per_s=decode(Span, estimate["decode_tokens_per_s"]),
         prefill_ms=decode(Span, estimate["prefill_ms"]),
-        usd_per_hour=hourly,
-        usd_per_million_tokens=None
-        if hourly is None
-        else Span(usd_per_million_tokens(hourly, speed.high), usd_per_million_tokens(hourly, speed.low)),
+        usd_per_hour=price["usd_per_hour"] if price else None,
+        usd_per_million_tokens=decode(Costs, estimate["usd_per_million_tokens"]).on_demand,
         graphs=tuple(graph["id"] for graph in plan["graphs"]),
     )
 

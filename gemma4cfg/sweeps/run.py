@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gemma4cfg.config.compose import config_from_plain, hydra_initialised
 from gemma4cfg.errors import ConfigError, UserError
@@ -15,17 +16,18 @@ from gemma4cfg.sweeps.row import Row, compared, row_of_plan, row_without_plan
 
 
 def sweep(overrides: Sequence[str] | Sequence[Sequence[str]]) -> tuple[Row, ...]:
-    """A row for every job, the same that ``-m`` gathers.
+    """A row for every job, the same that ``-m`` gathers of ``task=plan``.
 
     ``overrides``: words as after ``-m``, multiplied out (``["model=e2b,31b", "tp=1,2"]``: four jobs), or a list of words
     for each job. A job that cannot be is a row with its reason. Raises ConfigError, before any job is planned, for words
-    that cannot be composed (an unknown key or choice), a key given twice and a sweep over nothing.
+    that cannot be composed (an unknown key or choice), a key given twice, a sweep over nothing and any other task.
     """
     with hydra_initialised():
         parser = Parser()
         jobs = _jobs(overrides, parser)
         compose = Composer(parser)
         composed = [compose(job) for job in jobs]
+        _check_tasks(composed)
         return compared(_row(number, *job) for number, job in enumerate(zip(jobs, composed, strict=True)))
 
 
@@ -47,10 +49,19 @@ def _jobs(overrides: Sequence[str] | Sequence[Sequence[str]], parser: Parser) ->
     return lists
 
 
+def _check_tasks(jobs: Iterable[Mapping[str, Any]]) -> None:
+    """Raises ConfigError for a task that would not be run."""
+    for task in (job.get("task", "plan") for job in jobs):
+        if task not in ("plan", None):
+            raise ConfigError(
+                f"task={task}: sweep() makes plans and runs no task; leave task out here, python -m gemma4cfg -m runs it"
+            )
+
+
 def _row(number: int, words: tuple[str, ...], composed: Mapping[str, object]) -> Row:
     try:
         plan = build_plan(config_from_plain(composed, words))
     except UserError as error:
         return row_without_plan(number, words, "refused", to_plain(error.recorded))
-    read = replace(plan, layers=(), tensors={}, rank_tensors={}, decisions=(), calls=(), host=(), findings=())
+    read = replace(plan, layers=(), tensors={}, rank_tensors={}, decisions=(), host=(), findings=())
     return row_of_plan(number, words, read.to_json())

@@ -28,9 +28,9 @@ def run_job(composed: Mapping[str, Any], overrides: Sequence[str], directory: Pa
 
     A user's mistake is recorded, shown and returned, never raised, so that a sweep goes on.
     """
-    for stale in (*MADE_OF_A_PLAN, RESULT_FILE):
-        (directory / stale).unlink(missing_ok=True)
     try:
+        for stale in (*MADE_OF_A_PLAN, RESULT_FILE):
+            (directory / stale).unlink(missing_ok=True)
         config = config_from_plain(composed, overrides)
         task = import_module(f"gemma4cfg.tasks.{config.settings.task}")
         findings = task.run(config, directory, console)

@@ -7,7 +7,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from gemma4cfg.decode import decode
 from gemma4cfg.errors import ConfigError
+from gemma4cfg.findings import Finding, errors_of
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.tasks.files import PLAN_FILE, RESULT_FILE
 
@@ -53,10 +55,17 @@ def _without_plan(directory: Path) -> Plan:
         )
     result = directory / RESULT_FILE
     if result.exists():
-        findings = json.loads(result.read_text(encoding="utf-8")).get("findings", [])
-        told = next((finding["message"] for finding in findings if finding["severity"] == "error"), "it was refused")
-        raise ConfigError(f"{directory}: this run has no plan: {told}")
+        raise ConfigError(f"{directory}: this run has no plan: {_why_not(result)}")
     raise ConfigError(f"{directory}: holds no {PLAN_FILE}; expected {_EXAMPLE}")
+
+
+def _why_not(result: Path) -> str:
+    """The first error that a run recorded."""
+    try:
+        findings = decode(tuple[Finding, ...], json.loads(result.read_text(encoding="utf-8"))["findings"], "findings")
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        return f"its {RESULT_FILE} cannot be read either ({error}); run it again"
+    return next((finding.message for finding in errors_of(findings)), "it was refused")
 
 
 def _planned(words: str) -> Plan:

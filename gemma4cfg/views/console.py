@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from typing import Any
 
 from rich.console import Console
 
@@ -21,8 +23,23 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def escape_unprintable() -> None:
-    """Characters that a terminal or pipe cannot take are written as escapes, not refused."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+class _PatientFile(io.FileIO):
+    """A pipe whose reader may leave, as ``head`` does: the rest goes nowhere, and nobody is told."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(data)
+
+
+def forgive_streams() -> None:
+    """Of standard output and error: characters that a terminal or pipe cannot take are written as escapes, and what a reader
+    that left would not take is dropped, so that a run comes to its end."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            file = io.BufferedWriter(_PatientFile(stream.fileno(), "wb", closefd=False))
+            lines = stream.line_buffering
+            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=lines))

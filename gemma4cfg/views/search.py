@@ -45,7 +45,8 @@ def show_search(search: Mapping[str, Any], console: Console) -> None:
     console.print()
     console.print(lost)
     console.print(
-        "  Speeds are the low end of estimates, which count bytes and operations, not collectives.\n", style="dim"
+        "  Speeds are the low end of estimates: bytes read, collectives, and what crosses between host and device.\n",
+        style="dim",
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from gemma4cfg.diff import run as compare
 from gemma4cfg.errors import UserError
 from gemma4cfg.plan.encode import canonical
 from gemma4cfg.tasks.files import write_json
-from tests.cli.runs import run
+from tests.cli.runs import ROOT, run
 
 E2B, RING = ["model=e2b"], ["model=e2b", "shapes.kv_layout=ring"]
 
@@ -34,6 +37,9 @@ def runs(tmp_path: Path) -> Path:
     (tmp_path / "text.json").write_text("no JSON", encoding="utf-8")
     (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
     (tmp_path / "empty").mkdir()
+    for number, text in enumerate(("x", "[]", '{"findings":[{"severity":"error"}]}')):
+        (tmp_path / f"broken{number}").mkdir()
+        (tmp_path / f"broken{number}" / "result.json").write_text(text, encoding="utf-8")
     return tmp_path
 
 
@@ -67,6 +73,10 @@ def test_sides(
         pytest.param("list.json", "list.json: no plan", id="list"),
         pytest.param("empty", "empty: holds no plan.json", id="no-plan"),
         pytest.param("refused", "refused: this run has no plan: 31b does not fit", id="refused"),
+        *(
+            pytest.param(f"broken{n}", f"broken{n}: this run has no plan: its result.json cannot be read")
+            for n in range(3)
+        ),
         pytest.param("sweep", "name one of its 2 directories that do, e.g. sweep/0", id="sweep"),
         pytest.param("model=e3b", "model=e3b: no such choice", id="choice"),
         pytest.param("model=31b tp=2 target=inf2.8xlarge", "does not fit inf2.8xlarge", id="no-fit"),
@@ -131,6 +141,27 @@ def test_the_command(tmp_path: Path) -> None:
     usage = run("model=e2b", cwd=tmp_path, module="gemma4cfg.diff")
     assert usage.exit_code == 2 and "usage: python -m gemma4cfg.diff" in usage.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "results"),
+    [
+        pytest.param(["gemma4cfg.diff", "model=e2b", "model=31b tp=8", "--json"], 1, 0, id="json"),
+        pytest.param(["gemma4cfg.diff", "model=e2b", "model=31b tp=8"], 1, 0, id="diff"),
+        pytest.param(["gemma4cfg", "model=31b", "tp=8"], 0, 1, id="plan"),
+        pytest.param(["gemma4cfg", "-m", "model=31b", "tp=4,8"], 0, 2, id="sweep"),
+    ],
+)
+def test_a_reader_that_leaves(words: list[str], code: int, results: int, tmp_path: Path) -> None:
+    """As ``head`` does: not a word, and the run comes to its end."""
+    command, path = [sys.executable, "-m", *words], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, env=path) as ran:
+        assert ran.stdout is not None and ran.stderr is not None
+        ran.stdout.close()
+        assert ran.stderr.read() == b""
+    assert ran.returncode == code
+    ended = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("result.json")]
+    assert ended == ["done"] * results
 
 
 def test_a_defect_is_trouble(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,11 @@ def refused(done: Result) -> str:
         pytest.param(("model=31",), ("group", "choice", "number"), id="number-for-a-choice"),
         pytest.param(("model=",), ("model=", *choices("model")), id="empty-choice"),
         pytest.param(("hydra/launcher=nothing",), ("hydra/launcher=nothing", "basic"), id="hydra-choice"),
+        pytest.param(
+            ("++model.moe.top_k=4",),
+            ("model.moe.top_k: e2b has no experts; leave model.moe.top_k out", "model.moe.experts"),
+            id="part-of-an-absent-part",
+        ),
         # words that are no overrides
         pytest.param(("model",), ("model: not an override", "key=value"), id="no-value"),
         pytest.param(("tp={",), ("tp={: not an override", "key=value"), id="open-brace"),

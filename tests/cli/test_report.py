@@ -20,6 +20,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_sweep(tmp_path / "sweep", sweep(["model=e2b,31b", "tp=1"]))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "sweep.json").write_text('{"jobs": [{"job": 0}]}', encoding="utf-8")
+    rows = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    older = [{key: value for key, value in row.items() if key != "device_bytes"} for row in rows]
+    write_json(tmp_path / "older" / "sweep.json", {"jobs": older})
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -48,6 +51,7 @@ def test_inputs(words: list[str], written: str, title: str, runs: Path) -> None:
         pytest.param([], "nothing to show: name a plan.json", id="nothing"),
         pytest.param(["empty"], "empty: holds no plan.json", id="empty"),
         pytest.param(["broken"], "broken/sweep.json: no sweep", id="broken-sweep"),
+        pytest.param(["older"], "older/sweep.json: no sweep .job 0 has no device_bytes", id="older-sweep"),
         pytest.param(["zzz"], "zzz: nothing there, and no overrides", id="absent"),
         pytest.param(["run", "--diff", "run", "run"], "--diff A B names both plans", id="both"),
         pytest.param(["sweep", "-o", "x.svg"], "only a plan has a picture", id="picture-of-sweep"),

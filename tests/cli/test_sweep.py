@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from gemma4cfg.config.catalog import choices
-from tests.cli.runs import Job, run
+from tests.cli.runs import ROOT, Job, run
 
 
 def codes(jobs: list[Job]) -> list[int]:
@@ -51,6 +52,21 @@ def test_a_wrong_type_is_a_row(tmp_path: Path) -> None:
         pytest.param(("model=e2b", "tp=1,2", "tp=4"), ("tp is given twice", "tp=1,2,4"), id="twice"),
         pytest.param(("model=glob(zz*)",), ("model=glob(zz*): a sweep over nothing", *choices("model")), id="glob"),
         pytest.param(("model=e2b", "hydra.mode=MULTIRUN", "tp=1,2", "tp=4"), ("tp is given twice",), id="mode"),
+        pytest.param(
+            ("model=e2b", "tp=1,2", "hydra.sweep.subdir=same"),
+            ("jobs that differ in tp would share", "hydra.sweep.subdir='${tp}'"),
+            id="one-directory",
+        ),
+        pytest.param(
+            ("model=e2b,31b", "tp=1,2", "hydra.sweep.subdir=tp${tp}"),
+            ("jobs that differ in model would share", "'${tp}-${model}'"),
+            id="shared-directories",
+        ),
+        pytest.param(
+            ("model=e2b", "tp=1,2", "hydra.output_subdir=null", "hydra.sweep.subdir=tp${tp}"),
+            ("hydra.output_subdir=null: a sweep's table", "leave hydra.output_subdir out"),
+            id="no-records",
+        ),
         pytest.param(
             ("model=e2b,26b-a4b", "model.moe.top_k=4"), ("as model=auto first", "++model.moe.top_k"), id="default-first"
         ),
@@ -98,6 +114,7 @@ def test_the_documented_way_over_a_key_of_one_model(tmp_path: Path) -> None:
     """Case 86: what the message about the default configuration says works."""
     done = run("-m", "model=e2b,26b-a4b", "++model.moe.top_k=4", "tp=8", cwd=tmp_path)
     assert (done.exit_code, codes(done.jobs)) == (0, [2, 0]), done.err
+    assert "e2b has no experts; leave model.moe.top_k out" in done.jobs[0].told
     plan = done.jobs[1].plan
     assert plan is not None and plan["layers"][0]["moe"]["top_k"] == 4
 
@@ -154,6 +171,45 @@ def test_directories_of_other_names(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.directory is not None
     table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
     assert [(job["job"], job["overrides"]) for job in table] == [(0, ["model=e2b", "tp=2"]), (1, ["model=e2b", "tp=1"])]
+
+
+def test_directories_by_a_swept_key(tmp_path: Path) -> None:
+    done = run("-m", "model=e2b", "tp=2,1", "hydra.sweep.subdir=tp${tp}", cwd=tmp_path)
+    assert done.exit_code == 0 and done.directory is not None, done.err
+    table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
+    assert [(job["job"], job["tp"]) for job in table] == [(0, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("plant", "told"),
+    [
+        pytest.param("raise RuntimeError('planted')", "RuntimeError: planted", id="defect"),
+        pytest.param("raise OSError(28, 'No space left on device')", "No space left on device", id="io"),
+    ],
+)
+def test_a_job_that_fails_is_a_row(plant: str, told: str, tmp_path: Path) -> None:
+    """The jobs after it run, the table is written, and the exit code says it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import gemma4cfg.tasks.plan as task\nbuild = task.build_plan\n"
+        f"def planted(config):\n    if config.settings.tp == 2: {plant}\n    return build(config)\n"
+        "task.build_plan = planted\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = run("-m", "model=e2b", "tp=1,2,4", cwd=tmp_path, env=path)
+    assert (done.exit_code, codes(done.jobs)) == (1, [0, 1, 0]), done.err
+    assert "Traceback" in done.err and told in done.err
+    assert done.directory is not None
+    table = json.loads((done.directory / "sweep.json").read_text())["jobs"]
+    assert [(job["status"], job["reason"]) for job in table] == [("done", None), ("failed", "defect"), ("done", None)]
+    assert told in table[1]["message"]
+    assert "3 jobs: 2 done, 1 failed" in done.out
+
+
+def test_a_directory_that_cannot_be_used_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "outputs/sweeps/mine/0/plan.json").mkdir(parents=True)
+    done = run("-m", "model=e2b", "tp=1,2", "hydra.sweep.dir=outputs/sweeps/mine", cwd=tmp_path)
+    assert (done.exit_code, codes(done.jobs)) == (1, [1, 0]), done.err
+    assert "0    tp=1       failed  defect: " in done.out
 
 
 def test_a_table_that_cannot_be_written_is_no_silence(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from rich.console import Console
 
@@ -55,6 +58,18 @@ def text_of(diff: PlanDiff, every_tensor: bool = False) -> str:
     out = io.StringIO()
     show_diff(diff.to_json(), Console(file=out, width=PIPE_WIDTH, highlight=False), every_tensor)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def record_lists(kind: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of the lists of records in a record, ``*`` for a member of a list or mapping: read from its types."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        listed, mapped = get_origin(hint) is tuple, get_origin(hint) is Mapping
+        for record in filter(is_dataclass, (hint, *get_args(hint))):
+            here = (*path, name)
+            found += [here] if listed else []
+            found += record_lists(record, (*here, "*") if listed or mapped else here)
+    return found
 
 
 def stored(name: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from gemma4cfg import Plan, diff_plans
 from gemma4cfg.difference.members import is_record_list
 from gemma4cfg.plan.encode import canonical, identities
 from gemma4cfg.plan.reasons import Reason
-from tests.diff import CASES, compared, planned
+from tests.diff import CASES, compared, planned, record_lists
 
 OLD = planned("model=26b-a4b tp=8")
 
@@ -74,7 +74,41 @@ def test_what_changes_results_is_marked(change: Callable[[dict[str, Any]], Any],
 def test_reasons_are_of_the_closed_list(name: str) -> None:
     diff = compared(name)
     known = {reason.value for reason in Reason} | {""}
-    assert {edit.reason for edit in diff.changes} | {change.reason for change in diff.tensors} <= known
+    edits = {reason for edit in diff.changes for reason in edit.reasons}
+    assert edits | {change.reason for change in diff.tensors} <= known
+
+
+SHAPE = ("layers", "kv", "shape")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "reasons"),
+    [
+        pytest.param("model=12b tp=2", "model=12b tp=4", ("tp",), {"requested"}, id="tp"),
+        pytest.param("model=12b tp=2", "model=12b ++tp=4", ("tp",), {"requested"}, id="forced"),
+        pytest.param("model=e2b tp=2", "model=e2b", ("tp",), set(), id="default"),
+        pytest.param("model=e2b", "model=e2b tp=auto objective=memory", ("tp",), {"best_by_objective"}, id="searched"),
+        pytest.param("model=e2b", "model=e4b", ("model",), {"requested"}, id="model"),
+        pytest.param("model=e2b", "model=e2b shapes=kv512", ("shapes", "kv_length"), {"requested"}, id="group"),
+        pytest.param("model=e2b", "model=e2b shapes.batch=2", ("shapes", "batch"), {"requested"}, id="batch"),
+        pytest.param("model=e2b", "model=e2b dtype=float32", ("shapes", "kv_dtype"), {"requested"}, id="kv_dtype"),
+        pytest.param("model=e2b", "model=e2b shapes.batch=2", SHAPE, {"requested"}, id="streams"),
+        pytest.param("model=e2b", "model=e2b shapes.kv_layout=ring", SHAPE, {"requested"}, id="rows"),
+        pytest.param("model=e2b shapes.kv_length=512", "model=e2b", SHAPE, set(), id="rows-by-default"),
+        pytest.param("model=26b-a4b tp=4", "model=26b-a4b tp=8", SHAPE, {"only_option"}, id="heads"),
+    ],
+)
+def test_why_it_is_so(old: str, new: str, path: tuple[str, ...], reasons: set[str]) -> None:
+    changes = diff_plans(planned(old), planned(new)).changes
+    edits = [edit for edit in changes if path in (edit.path, (*edit.path[:1], *edit.path[2:]))]
+    assert edits and {reason for edit in edits for reason in edit.reasons} == reasons
+
+
+def test_both_reasons_where_layer_types_have_one_each() -> None:
+    (edit,) = (edit for edit in compared("26b-a4b-tp4-tp8").changes if edit.path[2:] == ("attention", "local_q_heads"))
+    assert edit.reasons == ("only_option", "fewest_bytes")
+    types = {change.name.rpartition("{}.")[2]: change.types for change in compared("31b-replicate-group").tensors}
+    assert types["self_attn.k_proj.weight"] == {"full_attention": 10}
 
 
 def test_artifacts_go_by_id_not_by_name() -> None:
@@ -96,19 +130,26 @@ def test_layers_of_another_pattern_are_told_by_type() -> None:
     assert not any(edit.path[2:] in (("type",), ("window",)) and edit.new is None for edit in layers)
 
 
-def record_lists(kind: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Paths of a record's lists of records, ``*`` for a member."""
-    found = []
-    for name, hint in get_type_hints(kind).items():
-        for member in [argument for argument in get_args(hint) if hasattr(argument, "__dataclass_fields__")]:
-            found += [(*path, name), *record_lists(member, (*path, name, "*"))]
-    return found
-
-
 def test_every_list_of_records_is_compared_by_member() -> None:
     paths = record_lists(Plan)
-    lists = [path for path in paths if path[0] in ("layers", "decisions", "graphs", "host", "calls", "findings")]
-    assert ("graphs", "*", "state") in lists and len(lists) >= 10
-    for path in lists:
-        parts = path if path[0] != "layers" else path[:1]
-        assert is_record_list(parts), path
+    assert {("graphs", "*", "state"), ("budget", "on_chip"), ("estimate", "alternatives")} <= set(paths)
+    assert [path for path in paths if not is_record_list(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        pytest.param(lambda plan: plan["budget"]["lines"][3].update(bytes=1), "budget lines", id="line"),
+        pytest.param(lambda plan: plan["budget"]["graphs"][1].update(code=1), "budget graphs decode code", id="graph"),
+        pytest.param(lambda plan: plan["budget"]["on_chip"][2].update(bytes=1), "budget on_chip", id="on_chip"),
+        pytest.param(
+            lambda plan: plan["estimate"]["alternatives"][1].update(taken=True),
+            "estimate alternatives attention.implementation sdpa taken",
+            id="alternative",
+        ),
+    ],
+)
+def test_one_value_of_a_record_is_one_edit(change: Callable[[dict[str, Any]], Any], path: str) -> None:
+    (edit,) = diff_plans(OLD, changed(change)).changes
+    assert " ".join(edit.path).startswith(path)
+    assert not isinstance(edit.new, (dict, list))

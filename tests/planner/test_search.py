@@ -9,13 +9,18 @@ from math import inf
 from typing import Any, get_args
 
 import pytest
+from rich.console import Console
 
 from gemma4cfg import UserError, build_plan, load_config
 from gemma4cfg.config.catalog import choices, every_choice
 from gemma4cfg.config.schema import Config, OffloadChoice, Policy
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.planner import build, fit
+from gemma4cfg.planner.check import check
+from gemma4cfg.planner.division import Divider
+from gemma4cfg.planner.draft import draft_plan
 from gemma4cfg.planner.search import SearchResult, search_plans
+from gemma4cfg.views.search import show_search
 
 DEGREES = (1, 2, 4, 8, 12, 16, 24, 32)
 MINIMISE = ("latency", "cost", "memory")
@@ -114,6 +119,11 @@ def test_the_choice_is_that_of_brute_force(model: str, monkeypatch: pytest.Monke
                 all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine
                 for other in (rounded(it, "latency") for it in figures.values())
             ), words
+        shown = [rounded(figures[words], "latency") for words in front]
+        for words, measures in fitting:
+            mine = rounded(measures, "latency")
+            left_out = minimise == "cost" and measures["cost"] == inf
+            assert left_out or any(all(a <= b for a, b in zip(it, mine, strict=True)) for it in shown), words
 
 
 def test_plans_of_a_small_space_in_full() -> None:
@@ -145,6 +155,19 @@ def test_what_is_given_is_kept() -> None:
     assert (found.plan.tp, found.plan.target) == (2, "inf2.24xlarge")
     assert {part.what for part in found.plan.host} == set()
     assert not any(key in found.best.overrides for key in ("tp=", "target=", "offload=", "lm_head"))
+
+
+def test_the_search_shows_its_front_and_what_its_speeds_count() -> None:
+    """Collectives among it, as of every estimate: ``test_budget`` recounts one."""
+    found = search("model=e2b", "target=inf2.xlarge", "tp=2", "objective=latency")
+    console = Console(record=True, width=160)
+    show_search(found.to_json(), console)
+    lines = [line.strip("* ") for line in console.export_text(clear=False).splitlines()]
+    assert len(found.front) > 1
+    assert all(any(line.startswith(choice.overrides) for line in lines) for choice in found.front)
+    assert "bytes read, collectives, and what crosses between host and device" in console.export_text()
+    counted = found.plan.estimate.basis.partition("prefill")[0]
+    assert all(word in counted for word in ("bytes a step", "collectives of", "bytes across"))
 
 
 def test_a_shape_moves_the_choice() -> None:
@@ -238,9 +261,60 @@ def test_a_machine_that_serves_by_itself() -> None:
         pytest.param(
             ["objective=latency", "tp=auto", "objective.min_tokens_per_s=1e6"], "fewer tokens a second", id="floor"
         ),
+        pytest.param(
+            ["objective=cost", "objective.max_usd_per_hour=nan"], "max_usd_per_hour=nan: expected a fin", id="nan"
+        ),
+        pytest.param(
+            ["objective=cost", "objective.min_tokens_per_s=inf"], "min_tokens_per_s=inf: expected a fin", id="inf"
+        ),
+        pytest.param(
+            ["objective=memory", "tp=2", "target=inf2.xlarge", "offload=host", "lm_head.partition=split"],
+            "it does not fit, nearest attention.policy=auto: weights alone are 28.6 GiB a core",
+            id="fit",
+        ),
     ],
 )
 def test_nothing_is_left(words: list[str], told: str) -> None:
     with pytest.raises(UserError) as raised:
         build_plan(load_config(["model=31b", *words]))
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        pytest.param(["objective=cost"], "objective.min_tokens_per_s=5000", id="floor"),
+        pytest.param(["objective=latency"], "objective.max_usd_per_hour=0.5", id="ceiling"),
+        pytest.param(["objective=memory", "objective.max_usd_per_hour=1"], "objective.min_tokens_per_s=90", id="both"),
+    ],
+)
+def test_a_bound_that_leaves_nothing(words: list[str], asked: str) -> None:
+    """Key and value, how many there were, and the nearest bound, which is as far as one has to go."""
+    opened = ["model=e2b", "tp=auto", "target=auto", "offload=host"]
+    key, _, value = asked.partition("=")
+    with pytest.raises(UserError) as raised:
+        search(*opened, *words, asked)
+    assert asked in str(raised.value)
+    assert f"nothing is left of {search(*opened, *words).combinations:,} combinations" in str(raised.value)
+    fix = raised.value.findings[0].fix
+    nearest = next(word for word in fix.split() if word.startswith(f"{key}="))
+    assert search(*opened, *words, nearest).fitting > 0
+    least = float(nearest.partition("=")[2])
+    with pytest.raises(UserError):
+        search(*opened, *words, f"{key}={least + (0.001 if float(value) > least else -0.001)}")
+
+
+def test_of_what_does_not_fit_the_nearest_is_told() -> None:
+    """Of all on one machine, the one with the fewest bytes too many: recounted without a search."""
+    found = search("model=31b", "tp=auto", "objective=memory")
+    told = {loss.choice: loss for loss in found.lost}["target=inf2.xlarge"]
+    over = {}
+    for words, config in space("31b"):
+        if words.startswith("target=inf2.xlarge ") and config.settings.tp <= 2:
+            try:
+                draft = draft_plan(config, config.targets[0], check(config).dtypes, Divider(config))
+            except UserError:
+                continue
+            over[words] = draft.budget.hbm_per_rank.total - draft.budget.hbm_per_rank.limit
+    assert told.reason == Reason.DOES_NOT_FIT
+    assert over[told.detail.partition(": ")[0]] == min(over.values())

@@ -23,6 +23,8 @@ PLANS = (
 )
 DIFF = ("model=26b-a4b tp=4", "model=26b-a4b tp=8")
 SWEEP = ("model=e2b,12b", "tp=1,2,8", "target=inf2.xlarge,inf2.8xlarge,trn2.3xlarge")
+TRACE_SWEEP = ("model=e2b", "target=inf2.xlarge", "tp=1,2", "shapes.batch=1,4", "objective=memory")
+"""Of which two jobs are of ``trace``, one of them of four streams."""
 
 VOID = {"meta", "link", "br", "circle", "line"}
 

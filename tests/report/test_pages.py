@@ -10,18 +10,20 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from gemma4cfg import build_plan, diff_plans, load_config
+from gemma4cfg import build_plan, diff_plans, load_config, sweep
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.sweeps.row import row_without_plan
 from gemma4cfg.views.diff.show import total
 from gemma4cfg.views.report.pages import diff_page, map_picture, plan_page, sweep_page
+from gemma4cfg.views.report.words import span
 from gemma4cfg.views.sizes import gigabytes
 from gemma4cfg.views.sweep import show_sweep
 from tests.cli.runs import ROOT
 from tests.report.samples import (
     DIFF,
     PLANS,
+    TRACE_SWEEP,
     Page,
     expected_labels,
     page_of_diff,
@@ -145,6 +147,21 @@ def test_a_sweep_has_a_row_for_every_job() -> None:
         if row["status"] != "done":
             assert told[str(row["job"])][3] == row["message"]
             assert row["reason"] in page.text
+
+
+def test_a_sweep_of_traces_and_batches() -> None:
+    """Both cores of a trace count, and speed is of all streams together."""
+    rows = sweep(list(TRACE_SWEEP))
+    page = Page(sweep_page([to_plain(row) for row in rows]))
+    titles, *jobs = page.tables["done"]
+    for row, cells in zip(rows, jobs, strict=True):
+        told = dict(zip(titles, cells, strict=True))
+        plan = build_plan(load_config(row.overrides))
+        assert told["all cores"] == gigabytes(2 * plan.budget.hbm_per_rank.total)
+        assert told["tokens/s"] == span(to_plain(plan.estimate.decode_tokens_per_s))
+    assert page.text.count("tokens/s of all streams together") == 2
+    four, one = (row.decode_tokens_per_s for row in (rows[1], rows[0]))
+    assert four is not None and one is not None and 3 < four.low / one.low < 4
 
 
 def test_a_sweep_without_any_plan() -> None:

@@ -10,13 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from gemma4cfg import load_config, sweep
+from gemma4cfg.plan.encode import to_plain
+from gemma4cfg.planner.search import search_plans
 from gemma4cfg.views.report.bars import device_bars, host_bars
 from gemma4cfg.views.report.layer_map import layer_map
 from gemma4cfg.views.report.pareto import LEFT, WIDTH, front, plots
 from gemma4cfg.views.report.rich_tables import sections
 from gemma4cfg.views.report.words import linked, span
+from gemma4cfg.views.sizes import gigabytes
 from gemma4cfg.views.tables import plain_table
-from tests.report.samples import PLANS, plan, rows_of_sweep
+from tests.report.samples import PLANS, TRACE_SWEEP, plan, rows_of_sweep
 
 
 def test_a_borrower_names_its_owner_and_the_slot_of_that() -> None:
@@ -95,6 +99,28 @@ def test_a_plot_has_every_job_that_has_its_figure() -> None:
     assert any(point.front for point in memory.points)
     assert len(dollars.x_ticks) >= 3
     assert plots([]) == ()
+
+
+def test_device_bytes_are_those_of_the_search() -> None:
+    """``trace`` at tp=1 takes two cores."""
+    rows = sweep(list(TRACE_SWEEP))
+    assert [row.recipe for row in rows] == ["trace", "trace", "model_builder", "model_builder"]
+    for row in rows:
+        assert row.device_bytes == search_plans(load_config(row.overrides)).best.figures.device_bytes
+        assert row.hbm_per_rank is not None and row.device_bytes == 2 * row.hbm_per_rank.total
+    (_, memory) = plots([to_plain(row) for row in rows])
+    for point in memory.points:
+        assert f"all cores {gigabytes(rows[point.job].device_bytes or 0)}" in point.tip
+
+
+def test_labels_have_room() -> None:
+    """12 px, less than 7 a character, six from the axis."""
+    rows = [to_plain(row) for row in sweep(["model=31b", "target=trn2.48xlarge", "tp=16,32"])]
+    more = [{**row, "job": 2 + row["job"], "device_bytes": 10 * row["device_bytes"]} for row in rows]
+    (memory,) = plots([*rows, *more])
+    labels = [tick.label for tick in memory.y_ticks]
+    assert "300.00 GB" in labels and "1000.00 GB" in labels
+    assert all(7 * len(label) + 6 <= LEFT for label in labels)
 
 
 def test_tables_of_the_terminal_become_cells() -> None:

@@ -104,6 +104,8 @@ def test_cost_where_a_price_is_known() -> None:
     low, high = known.usd_per_million_tokens.low, known.usd_per_million_tokens.high
     assert low == pytest.approx(0.7582e6 / 3600 / known.decode_tokens_per_s.high, rel=1e-5)
     assert high == pytest.approx(0.7582e6 / 3600 / known.decode_tokens_per_s.low, rel=1e-5)
+    estimate = build_plan(load_config(known.overrides)).estimate
+    assert known.usd_per_million_tokens == estimate.usd_per_million_tokens.on_demand
     assert (unknown.usd_per_hour, unknown.usd_per_million_tokens) == (None, None)
     (told,) = sweep([["model=e2b", "target=inf2.xlarge", "target.price.on_demand.usd_per_hour=2"]])
     assert told.usd_per_hour == 2
@@ -139,6 +141,8 @@ def test_an_objective_without_an_answer_is_a_row() -> None:
         pytest.param([["tp=1,2"]], "tp=1,2 has several values", id="values-in-a-job"),
         pytest.param(["tp=1", ["tp=2"]], "tp=1 stands among lists", id="mixed"),
         pytest.param("tp=1,2", "expected a list of words", id="text"),
+        pytest.param(["model=e2b", "task=generate"], "task=generate: sweep() makes plans and runs no task", id="task"),
+        pytest.param(["model=e2b", "task=plan,verify"], "task=verify: sweep() makes plans", id="one-task"),
     ],
 )
 def test_words_that_are_no_sweep(words: list[str], told: str) -> None:

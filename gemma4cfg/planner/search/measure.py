@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gemma4cfg.config.schema import Config, Objective
 from gemma4cfg.errors import UserError
-from gemma4cfg.plan.cost import usd_per_million_tokens
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.planner.division import Divider
 from gemma4cfg.planner.draft import Draft, draft_plan
@@ -31,13 +30,13 @@ class Figures:
 
     @classmethod
     def of(cls, draft: Draft, tp: int) -> Figures:
-        rate, price = draft.estimate.decode_tokens_per_s.low, draft.target.usd_per_hour
+        rate, cost = draft.estimate.decode_tokens_per_s.low, draft.estimate.usd_per_million_tokens.on_demand
         return cls(
             latency_ms=float(f"{1e3 * draft.division.shapes.batch / rate:.6g}"),
-            usd_per_million_tokens=usd_per_million_tokens(price, rate) if price is not None else None,
-            device_bytes=cores_needed(draft.recipe, tp) * draft.budget.hbm_per_rank.total,
+            usd_per_million_tokens=cost.high if cost else None,
+            device_bytes=draft.budget.hbm_per_rank.on_cores(cores_needed(draft.recipe, tp)),
             tokens_per_s=rate,
-            usd_per_hour=price,
+            usd_per_hour=draft.target.usd_per_hour,
         )
 
 
@@ -51,12 +50,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A candidate that is none; ``error`` is what the configuration or the planner refused, if they did."""
+    """A candidate that is none; ``error`` is what the configuration or the planner refused, if they did. ``lacking``: by how
+    much, in bytes a core, dollars an hour or tokens a second. ``figures`` are of one that fits."""
 
     candidate: Candidate
     reason: Reason
     detail: str
     error: UserError | None = None
+    lacking: float = 0.0
+    figures: Figures | None = None
 
 
 def measure(config: Config, dtypes: Mapping[str, str]) -> Iterator[Point | Miss]:
@@ -83,7 +85,8 @@ def _on_machines(config: Config, variant: Variant, dtypes: Mapping[str, str]) ->
             yield Miss(candidate, Reason.NOT_POSSIBLE, str(error), error)
             continue
         if not draft.fits:
-            yield Miss(candidate, Reason.DOES_NOT_FIT, figures(draft))
+            hbm = draft.budget.hbm_per_rank
+            yield Miss(candidate, Reason.DOES_NOT_FIT, figures(draft), lacking=hbm.total - hbm.limit)
             continue
         yield _bounded(candidate, Figures.of(draft, tp), config.settings.objective)
 
@@ -93,7 +96,9 @@ def _bounded(candidate: Candidate, found: Figures, objective: Objective) -> Poin
     if price is None and (objective.minimise == "cost" or ceiling is not None):
         return Miss(candidate, Reason.PRICE_UNKNOWN, "")
     if price is not None and ceiling is not None and price > ceiling:
-        return Miss(candidate, Reason.ABOVE_PRICE_CEILING, f"{price} $/h of {ceiling}")
+        detail = f"{price} $/h of {ceiling:g}"
+        return Miss(candidate, Reason.ABOVE_PRICE_CEILING, detail, lacking=price - ceiling, figures=found)
     if floor is not None and found.tokens_per_s < floor:
-        return Miss(candidate, Reason.BELOW_SPEED_FLOOR, f"{found.tokens_per_s:.3g} tokens/s of {floor:g}")
+        detail = f"{found.tokens_per_s:.4g} tokens/s of {floor:g}"
+        return Miss(candidate, Reason.BELOW_SPEED_FLOOR, detail, lacking=floor - found.tokens_per_s, figures=found)
     return Point(candidate, found)

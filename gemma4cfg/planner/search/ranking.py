@@ -11,7 +11,7 @@ from gemma4cfg.plan.records import TurnedDown
 from gemma4cfg.planner.search.candidates import POLICY
 from gemma4cfg.planner.search.measure import Figures, Miss, Point
 
-_STAGES = (
+STAGES = (
     Reason.NOT_POSSIBLE,
     Reason.TOO_FEW_CORES,
     Reason.DOES_NOT_FIT,
@@ -77,13 +77,13 @@ def losses(
                 yield TurnedDown(name, Reason.OTHER_STACK, "")
 
 
-def _telling(best: Point, miss: Miss, key: str) -> tuple[int, int]:
-    """The miss to tell of: the one that came farthest and is then most like the best; of policies, which other values make
-    possible, the other way round."""
+def _telling(best: Point, miss: Miss, key: str) -> tuple[float, ...]:
+    """The miss to tell of: the one that came farthest, lacks least and is then most like the best; of policies, which other
+    values make possible, the one that is most like the best first."""
     chosen = best.candidate.values
     alike = sum(chosen[name] == value for name, value in miss.candidate.values.items())
-    stage = _STAGES.index(miss.reason)
-    return (alike, stage) if key == POLICY else (stage, alike)
+    came = (STAGES.index(miss.reason), -miss.lacking)
+    return (alike, *came) if key == POLICY else (*came, alike)
 
 
 def _why(best: Figures, rival: Figures, minimise: str) -> Reason:

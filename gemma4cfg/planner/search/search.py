@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma4cfg.architecture.stored import Audit
 from gemma4cfg.config.schema import Config, Objective
-from gemma4cfg.errors import PlanError, UserError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.plan.reasons import Reason
@@ -31,6 +29,7 @@ from gemma4cfg.planner.search.candidates import (
     same_policies,
 )
 from gemma4cfg.planner.search.measure import Figures, Miss, Point, measure
+from gemma4cfg.planner.search.nothing import nothing_left
 from gemma4cfg.planner.search.ranking import describe, losses, pareto_front, ranked, words
 
 _DECIDED_BY = {MOE: "experts", LM_HEAD: "lm_head.", PLE: "ple.", POLICY: "attention.", OFFLOAD: "offload."}
@@ -81,7 +80,7 @@ def search_plans(config: Config) -> SearchResult:
         points.append(found) if isinstance(found, Point) else misses.append(found)
     unpriced = _unpriced(config, points, misses)
     if not points:
-        raise _nothing_left(config, misses, unpriced)
+        raise nothing_left(config, misses, unpriced)
     points = ranked(points, objective.minimise)
     best = points[0]
     lost = tuple(losses(best, points, misses, open_keys, same_policies(config, best.candidate), objective.minimise))
@@ -144,21 +143,3 @@ def _unpriced(config: Config, points: Sequence[Point], misses: Sequence[Miss]) -
     price = "{usd_per_hour: …, region: …, date: …, source: …}"
     fix = f"name a machine and its price: target={names[0]} 'target.price.on_demand={price}'"
     return (Finding("warning" if decisive else "info", "price_unknown", None, message, fix),)
-
-
-def _nothing_left(config: Config, misses: Sequence[Miss], unpriced: tuple[Finding, ...]) -> UserError:
-    """One refusal that all share is that; else how many were turned down for what, with an example of each."""
-    errors = {str(miss.error): miss.error for miss in misses if miss.error is not None}
-    if len(errors) == 1 and all(miss.error or miss.reason == Reason.TOO_FEW_CORES for miss in misses):
-        return next(iter(errors.values()))
-    counts = Counter(miss.reason for miss in misses)
-    told = "; ".join(f"{count:,}: {reason.sentence}" for reason, count in counts.most_common())
-    objective = config.settings.objective.minimise
-    message = f"objective={objective}: nothing is left of {len(misses):,} combinations for {config.model.name}: {told}"
-    fix = (
-        unpriced[0].fix
-        if unpriced
-        else "a lower floor, a higher ceiling, a smaller shapes.kv_length or fewer keys given"
-    )
-    finding = Finding("error", "nothing_left", None, message, fix)
-    return PlanError(f"{message}. {fix}", (finding, *unpriced))

@@ -41,7 +41,7 @@ def show_choices(changes: Sequence[JsonEdit], console: Console) -> None:
 
 def _because(edit: JsonEdit, reason: JsonEdit | None) -> str:
     """Why the new value, and why the old one where that was another reason."""
-    return because(edit.get("reason", "")) + (f" (was: {because(reason['old'])})" if reason else "")
+    return because(*edit.get("reasons", ())) + (f" (was: {because(reason['old'])})" if reason else "")
 
 
 def _by_key(edits: Sequence[JsonEdit]) -> dict[str, JsonEdit]:
@@ -57,7 +57,7 @@ def _decision(name: str, edits: Sequence[JsonEdit], told: bool) -> list[tuple[st
     reason, choice = by_key.get("reason"), by_key.get("choice")
     if whole := by_key.get(""):
         old, new = (value_words(whole[side]["choice"]) if side in whole else "-" for side in ("old", "new"))
-        rows.append((mark(whole), f"decision {name}", old, new, because(whole.get("reason", ""))))
+        rows.append((mark(whole), f"decision {name}", old, new, because(*whole.get("reasons", ()))))
     if choice and not told:
         rows.append((mark(choice), f"decision {name}", *both(choice), _because(choice, reason)))
     elif reason and not told:

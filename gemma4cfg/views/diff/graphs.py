@@ -30,7 +30,7 @@ def show_host(changes: Sequence[JsonEdit], console: Console) -> None:
             old, new = (gigabytes(edit[side]) for side in ("old", "new")) if what == ["bytes"] else both(edit)
         else:
             old, new = (_host_part(edit[side]) if side in edit else "-" for side in ("old", "new"))
-        table.add_row("", edit["path"][1], ".".join(what) or "all", old, new, because(edit.get("reason", "")))
+        table.add_row("", edit["path"][1], ".".join(what) or "all", old, new, because(*edit.get("reasons", ())))
     if table.row_count:
         console.print(table)
         console.print()

@@ -24,7 +24,7 @@ def show_layers(changes: Sequence[JsonEdit], console: Console) -> None:
     for edits in groups.values():
         told = ""
         for place, edit in enumerate(edits):
-            reason = because(edit.get("reason", ""))
+            reason = because(*edit.get("reasons", ()))
             table.add_row(mark(edit), "" if place else _which(edit), *_what(edit), "" if reason == told else reason)
             told = reason
     if table.row_count:

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from gemma4cfg.decode import decode
+from gemma4cfg.difference.edits import Edit
 from gemma4cfg.views.diff.choices import show_choices
 from gemma4cfg.views.diff.figures import show_figures, show_findings
 from gemma4cfg.views.diff.graphs import show_calls, show_host, show_rebuild
@@ -45,9 +47,11 @@ def total(diff: Mapping[str, Any]) -> str:
     graphs = sum(graph["action"] != "drop" for graph in rebuild["graphs"])
     files = {"write": "write the rank files anew", "keep": "keep the rank files", "unused": "no rank files"}
     where = f": in {parts}" if parts else ""
+    span = rebuild["compile_s"]
+    seconds = f" (all: {span['low']:,.0f}-{span['high']:,.0f} s)" if span else ""
     return (
         f"{plural(totals['values'], 'value')} differ, {results}{where}. To rebuild: compile {totals['graphs']} of "
-        f"{plural(graphs, 'graph')}, {files[rebuild['rank_files']['action']]}"
+        f"{plural(graphs, 'graph')}{seconds}, {files[rebuild['rank_files']['action']]}"
     )
 
 
@@ -66,8 +70,7 @@ def show_rank_tensors(changes: list[Mapping[str, Any]], console: Console) -> Non
     """Tensors that differ by rank and are in no checkpoint: how many came, went or changed."""
     table = plain_table(" ", "rank tensors", "number", "")
     for edit in of_part(changes, "rank_tensors"):
-        count = edit["numbers"].count(",") + 1 if "numbers" in edit else 1
-        table.add_row("", edit["path"][1], value_words(count), edit["op"])
+        table.add_row("", edit["path"][1], value_words(decode(Edit, edit).count), edit["op"])
     if table.row_count:
         console.print(table)
         console.print()

@@ -36,7 +36,6 @@ def _by_role(changes: Sequence[Change]) -> Any:
     moved = sorted(roles.items(), key=lambda item: -max(_bytes(item[1], "old"), _bytes(item[1], "new")))
     table = plain_table(" ", "tensors", "number", "old", "new", "bytes, old", "bytes, new", "because")
     for name, members in moved[:_ROLES]:
-        reasons = {member["reason"] for member in members}
         table.add_row(
             "[bold yellow]![/]" if any(map(_is_numeric, members)) else "",
             _name(name),
@@ -45,7 +44,7 @@ def _by_role(changes: Sequence[Change]) -> Any:
             _kinds(members, "new"),
             _size(members, "old"),
             _size(members, "new"),
-            because(reasons.pop()) if len(reasons) == 1 else "",
+            because(*(member["reason"] for member in members)),
         )
     table.columns[1].no_wrap = True
     return table
@@ -74,8 +73,18 @@ def _name(name: str) -> str:
 
 
 def _kinds(members: Sequence[Change], side: str) -> str:
-    kinds = list(dict.fromkeys(_lies(member, side) for member in members if member[side] is not None)) or ["-"]
-    return ", ".join(kinds) if len(kinds) <= 2 else f"{kinds[0]}, … {plural(len(kinds), 'kind')}"
+    """Where they lie; a line for each layer type where two types differ in that."""
+    types: dict[str, set[str]] = {}
+    for member in members:
+        if member[side] is not None:
+            types.setdefault(_lies(member, side), set()).update(member["types"])
+    kinds = list(types) or ["-"]
+    if len(kinds) > 2:
+        return f"{kinds[0]}, … {plural(len(kinds), 'kind')}"
+    alone = [kind for of in types.values() if len(of) == 1 for kind in of]
+    if len(set(alone)) == len(kinds) == 2:
+        return ",\n".join(f"{of.removesuffix('_attention')} {kind}" for of, kind in zip(alone, kinds, strict=True))
+    return ", ".join(kinds)
 
 
 def _lies(change: Change, which: str) -> str:
@@ -91,7 +100,7 @@ def _lies(change: Change, which: str) -> str:
         told.append("whole" if side["dim"] is None else f"dim {side['dim']}")
     told += [] if shape == "none" or side["home"] == "unused" else [shape]
     if "ranges" in side:
-        told.append("other ranges")
+        told.append(f"{which} ranges")
     if not alone:
         told += [f"{key} {value_words(side[key])}" for key in ("dtype", "kind", "local_name", "source") if key in side]
     return " ".join(told) or "as before"

@@ -78,9 +78,9 @@ def cut(text: str, same: int = 0, shown: int = _SHOWN) -> str:
     return f"{'…' * (start > 0)}{text[start : start + shown]}{'…' * (start + shown < len(text))}"
 
 
-def because(reason: str) -> str:
-    """The sentence of a reason; empty for none."""
-    return Reason.sentence_of(reason) if reason else ""
+def because(*reasons: str) -> str:
+    """The sentences of reasons, each once; empty for none."""
+    return "; ".join(map(Reason.sentence_of, dict.fromkeys(filter(None, reasons))))
 
 
 def mark(edit: JsonEdit) -> str:

@@ -12,9 +12,8 @@ from gemma4cfg.views.sizes import gigabytes
 
 JsonRow = Mapping[str, Any]
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 640, 360, 64, 40
-"""Of the drawing, in its own units; ``LEFT`` and ``BOTTOM`` are the axes' margins."""
-
+WIDTH, HEIGHT, LEFT, BOTTOM = 640, 360, 84, 40
+"""Of the drawing, in its own units; ``LEFT`` (of ten characters) and ``BOTTOM`` are the axes' margins."""
 
 _STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
 """Between powers of ten, where there are to be marks."""
@@ -49,7 +48,7 @@ class Plot:
 
 
 def plots(rows: Sequence[JsonRow]) -> tuple[Plot, ...]:
-    """Of a sweep's jobs that have a plan: dollars (where a price is known), then device bytes on all ranks together."""
+    """Of a sweep's jobs that have a plan: dollars (where a price is known), then device bytes of all cores together."""
     done = [row for row in rows if row["plan_id"] is not None]
     priced = [row for row in done if row["usd_per_million_tokens"]]
     found = []
@@ -58,13 +57,10 @@ def plots(rows: Sequence[JsonRow]) -> tuple[Plot, ...]:
             _plot("$ per million tokens", priced, lambda row: row["usd_per_million_tokens"]["high"], "${:.3g}".format)
         )
     if done:
-        found.append(_plot("device bytes, all ranks", done, device_bytes, lambda size: gigabytes(round(size))))
+        found.append(
+            _plot("device bytes, all cores", done, lambda row: row["device_bytes"], lambda size: gigabytes(round(size)))
+        )
     return tuple(found)
-
-
-def device_bytes(row: JsonRow) -> float:
-    """Of every rank together."""
-    return float(row["hbm_per_rank"]["total"] * row["tp"])
 
 
 def front(figures: Sequence[tuple[float, float]]) -> frozenset[int]:

@@ -23,7 +23,7 @@ def sweep_context(rows: Sequence[JsonRow]) -> dict[str, Any]:
         "title": f"sweep of {len(rows)} jobs",
         "common": common,
         "jobs": rows,
-        "done": [(row, _words(row, common), pareto.device_bytes(row)) for row in done],
+        "done": [(row, _words(row, common)) for row in done],
         "reasons": {reason: [(row, _words(row, common)) for row in members] for reason, members in reasons.items()},
         "plots": pareto.plots(rows),
         "drawing": pareto,
