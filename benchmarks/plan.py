@@ -63,8 +63,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--pairs", type=int, default=9, help="runs of each command, in turn (at least 7)")
     parser.add_argument("--plans", type=int, default=200, help="plans for the in-process median (at least 50)")
+    parser.add_argument("--hydra", action="store_true", help="the sweep through -m as well, which takes minutes")
     given = parser.parse_args()
     rows = [*command_line(max(given.pairs, 7)), one_plan(max(given.plans, 50)), many_plans(), one_sweep(), *searches()]
+    rows += [hydras_sweep()] if given.hydra else []
     show(rows)
     if given.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
@@ -154,8 +156,8 @@ def thousand() -> Iterator[Config]:
             yield replace(base, settings=replace(settings, lm_head=replace(settings.lm_head, partition="replicate")))
 
 
-def one_sweep() -> Row:
-    """Five models x eight TP degrees x three policies x nine machines from words to rows, composing included."""
+def sweep_words() -> list[str]:
+    """Five models x eight TP degrees x three policies x nine machines."""
     machines = [target.name for target in every_choice(Target, "target") if target.family in FAMILY_ORDER]
     words = {
         "model": choices("model"),
@@ -163,8 +165,13 @@ def one_sweep() -> Row:
         "attention.policy": ("auto", "replicate", "group"),
         "target": machines,
     }
+    return [f"{key}={','.join(map(str, values))}" for key, values in words.items()]
+
+
+def one_sweep() -> Row:
+    """In this process, from words to rows, composing included."""
     started = time.perf_counter()
-    rows = sweep([f"{key}={','.join(map(str, values))}" for key, values in words.items()])
+    rows = sweep(sweep_words())
     elapsed = time.perf_counter() - started
     refused = sum(row.status == "refused" for row in rows)
     return Row(
@@ -174,6 +181,14 @@ def one_sweep() -> Row:
         15.0,
         f"{refused} refused, {elapsed / len(rows) * 1e3:.1f} ms each",
     )
+
+
+def hydras_sweep() -> Row:
+    """The same jobs as a person starts them; Hydra composes each and gives it a directory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        elapsed, peak = run(("-m", "gemma4cfg", "-m", *sweep_words(), f"hydra.sweep.dir={scratch}/sweep"), scratch)
+        jobs = len(json.loads(Path(scratch, "sweep", "sweep.json").read_text(encoding="utf-8"))["jobs"])
+    return Row(f"the same {jobs:,} jobs through -m", elapsed, "s", None, f"peak memory {peak / 2**20:.0f} MiB")
 
 
 def searches() -> Iterator[Row]:
