@@ -244,8 +244,8 @@ class WorkingSet:
 
 @dataclass(frozen=True, slots=True)
 class MaximumContext:
-    """Tokens that a stream can hold with all else as planned: one ``step`` (the largest prefill bucket) more does not fit
-    the memory, or is more positions than the model has."""
+    """Tokens that a stream can hold with all else as planned: one ``step`` (the largest prefill bucket, or a serving stack's
+    page) more does not fit the memory, or is more positions than the model has."""
 
     tokens: int
     step: int

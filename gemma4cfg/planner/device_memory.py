@@ -156,9 +156,10 @@ def activation_bytes(given: DeviceInputs, length: int, kv_length: int) -> int:
 
 
 def maximum_context(given: DeviceInputs, hbm: HbmBudget) -> MaximumContext:
-    """The longest KV, in steps of the largest prefill bucket, that fits with all else as planned."""
+    """The longest KV, in steps of the largest prefill bucket or of a serving stack's page, that fits with all else as
+    planned."""
     shapes, serving = given.shapes, given.sdk.stack.estimates.serving
-    step = shapes.prefill_buckets[-1]
+    step = serving.page_tokens if serving else shapes.prefill_buckets[-1]
     most = given.architecture.max_positions // step
 
     def growing(kv_length: int) -> int:

@@ -117,7 +117,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         dtype_decision,
         *division.attention_decisions,
         implementation_decision,
-        *structure_decisions(model, division),
+        *structure_decisions(model, division, served=recipe.name == "vllm"),
         *division.feedforward.decisions,
         division.lm_head_decision,
         *(offload_decisions(division, model, dtypes, note) if recipe.name != "vllm" else ()),
