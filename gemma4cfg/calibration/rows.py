@@ -1,8 +1,9 @@
 """Measurements as rows of CSV: what was published, and anybody's own in the same form.
 
 Columns: ``name``; ``overrides``, the words after ``python -m gemma4cfg`` that describe the run; ``quantity``, what was
-measured (``quantities.QUANTITIES``); ``low`` and ``high``, its range (equal for one value); ``edges``, where the program's
-graphs differ from a plan's (``logit_rows=all kv=host dtype=float32``); ``source``; ``outside``, the likely reason where the
+measured (``quantities.QUANTITIES``); ``low`` and ``high``, its range (equal for one value); ``edges``, where the program
+differs from a plan's graphs (``logit_rows=all kv=host dtype=float32``), or what a serving stack was given (``prompt=512
+held=640``); ``source``; ``outside``, the likely reason where the
 value is known to lie outside the prediction. The last three may be empty.
 """
 
@@ -85,14 +86,15 @@ def _row(record: dict[str, str], where: str) -> Row:
     low, high = (_number(record[key], f"{where}: {key}") for key in ("low", "high"))
     if low > high:
         raise ConfigError(f"{where}: low={low} is more than high={high}")
-    words = dict(word.partition("=")[::2] for word in record["edges"].split())
+    words = (word.partition("=") for word in record["edges"].split())
+    edges = {key: int(value) if value.isdecimal() else value for key, _, value in words}
     return Row(
         name=record["name"],
         overrides=tuple(record["overrides"].split()),
         quantity=record["quantity"],
         low=low,
         high=high,
-        edges=decode(Edges, words, f"{where}: edges"),
+        edges=decode(Edges, edges, f"{where}: edges"),
         source=record["source"],
         outside=record["outside"],
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemma4cfg.calibration.__main__ import main, pages
-from gemma4cfg.calibration.constants import STEP, changed, constants, rows_moved
+from gemma4cfg.calibration.constants import STEP, changed, constants, rows_moved, runs
 from gemma4cfg.calibration.constants import Path as Keys
 from gemma4cfg.calibration.quantities import QUANTITIES
 from gemma4cfg.calibration.rows import Row, published, read_rows
@@ -94,9 +95,9 @@ def test_a_published_value_is_as_published_and_inside(name: str, quantity: str, 
 # --- constants ---
 
 
-def of_one_row(rows: Sequence[Row], keys: Sequence[tuple[str, Keys]]) -> list[str]:
-    """Constants that only one of the rows feels."""
-    return [".".join((stack, *path)) for stack, path in keys if len(rows_moved(rows, path)) == 1]
+def of_one_run(rows: Sequence[Row], keys: Sequence[tuple[str, Keys]]) -> list[str]:
+    """Constants that only rows of one run feel."""
+    return [".".join((stack, *path)) for stack, path in keys if len(runs(rows_moved(rows, path))) == 1]
 
 
 EVERY = [(stack, path) for stack, known in STACKS.items() for path in constants(known)]
@@ -106,17 +107,34 @@ def own_rows(stack: str) -> list[Row]:
     return [row for row in published() if ("g5g" in " ".join(row.overrides)) == (stack == "vllm")]
 
 
+MEMORY_OF_ONE_RUN = [
+    "vllm.spill_per_graph.bytes",
+    "vllm.serving.memory_share",
+    "vllm.serving.chunk_tokens",
+    "vllm.serving.page_tokens",
+]
+"""One run of vLLM on T4G says what of the card it used and how many streams its KV held."""
+
+
 @pytest.mark.parametrize("stack", STACKS)
-def test_no_constant_speaks_of_one_row_only(stack: str) -> None:
-    assert of_one_row(own_rows(stack), [(name, path) for name, path in EVERY if name == stack]) == []
+def test_no_constant_speaks_of_one_run_only(stack: str) -> None:
+    """But for the memory of a serving stack."""
+    found = of_one_run(own_rows(stack), [(name, path) for name, path in EVERY if name == stack])
+    assert found == [name for name in MEMORY_OF_ONE_RUN if name.startswith(stack)]
 
 
-def test_a_constant_of_one_row_would_be_found() -> None:
+def test_figures_of_one_run_are_one_run() -> None:
+    """A run is not two for being written down twice, and at another length it is another."""
+    one, other = published()[:2]
+    assert len(runs([one, replace(one, quantity="prefill_ms", low=1.0), other])) == 2
+
+
+def test_a_constant_of_one_run_would_be_found() -> None:
     """The latency of a collective, with all rows of several ranks but one taken away."""
     path = ("speeds", "neuron_core_v2", "collective", "seconds")
     alone = [row for row in published() if row.name in ("E2B trace 128/32", "12B TP2 ModelBuilder 256/64")]
     alone = [row for row in alone if row.quantity == "decode_tokens_per_s"]
-    assert of_one_row(alone, [("neuron", path)]) == ["neuron.speeds.neuron_core_v2.collective.seconds"]
+    assert of_one_run(alone, [("neuron", path)]) == ["neuron.speeds.neuron_core_v2.collective.seconds"]
 
 
 def test_every_kind_of_row_feels_a_constant_or_none() -> None:
@@ -181,6 +199,19 @@ def test_a_wrong_row_is_a_sentence(text: str, says: str, tmp_path: Path, capsys:
     assert says in str(refused.value)
     assert main(["--add", str(path)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_what_a_serving_stack_was_given_counts(tmp_path: Path) -> None:
+    """A prompt of half the tokens takes half the time, and fewer held tokens are read."""
+    words = "model=e2b target=g5g.4xlarge shapes.kv_length=16384"
+    mine = tmp_path / "mine.csv"
+    given = ("prompt=512", "prompt=1024"), ("held=128", "held=16384", "")
+    lines = [f"a,{words},prefill_ms,1,2,{edges},,\n" for edges in given[0]]
+    lines += [f"a,{words},decode_tokens_per_s,1,2,{edges},,\n" for edges in given[1]]
+    mine.write_text(HEADER + "".join(lines))
+    short, long, few, full, planned = (row.predicted.low for row in compare(read_rows(mine)))
+    assert short == pytest.approx(long / 2, rel=0.1)
+    assert few > full == planned
 
 
 def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

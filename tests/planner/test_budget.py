@@ -172,7 +172,7 @@ def test_one_more_bucket_does_not_fit(model: str, target: str, layout: str) -> N
         if not draft.fits:
             continue
         context = draft.budget.maximum_context
-        assert context.step == 128 and context.tokens % context.step == 0
+        assert context.step == (16 if machine.family == "g5g" else 128) and context.tokens % context.step == 0
         at = draft_of(with_shapes(config, draft.recipe, kv_length=context.tokens))
         assert at.fits
         assert at.budget.maximum_context == context
@@ -367,6 +367,26 @@ def test_cost_is_price_over_speed() -> None:
     assert costs.spot.high == pytest.approx(0.1177 / 3600 / rate.low * 1e6, rel=1e-5)
     unknown = plan_of("model=31b", "tp=8").estimate.usd_per_million_tokens
     assert (unknown.on_demand, unknown.spot) == (None, None)
+
+
+@pytest.mark.parametrize("shapes", ["kv128", "kv8k", "kv16k", "kv32k"])
+def test_equal_commands_of_vllm_are_equal_plans(shapes: str) -> None:
+    """vLLM is told a length and how many streams; what else a group of shapes says of graphs is nothing to it."""
+    words = ("model=e2b", "target=g5g.2xlarge", "shapes.kv_length=131072")
+    usual, plan = plan_of(*words), plan_of(*words, f"shapes={shapes}")
+    assert (plan.plan_id, plan.estimate, plan.budget) == (usual.plan_id, usual.estimate, usual.budget)
+    reasons = {decision.id: decision.reason for decision in plan.decisions}
+    assert reasons["kv.layout"] == reasons["prompt_chunking"] == "stack_of_target"
+
+
+def test_a_longer_context_does_not_slow_a_prompt_of_vllm() -> None:
+    """Its keys are the prompt's own; a graph is padded to its whole KV."""
+    words = ("model=e2b", "target=g5g.2xlarge")
+    served = [plan_of(*words, f"shapes.kv_length={length}").estimate for length in (4096, 131072)]
+    assert served[0].prefill_ms == served[1].prefill_ms
+    assert served[0].floors.prefill_ms == served[1].floors.prefill_ms
+    graphs = [plan_of("model=e2b", "target=inf2.xlarge", f"shapes.kv_length={n}").estimate for n in (4096, 131072)]
+    assert graphs[0].floors.prefill_ms < graphs[1].floors.prefill_ms
 
 
 def test_nothing_is_compiled_ahead_by_vllm() -> None:
