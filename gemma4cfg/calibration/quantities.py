@@ -21,12 +21,12 @@ Kind = Literal["speed", "time", "bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """``widest``: the largest ratio of a range's ends that may be predicted, 25 % either way for speeds of decode, a factor of
-    two for times, 5 % either way for bytes."""
+    """``predict`` gives nothing where the plan has no such figure. ``widest``: the largest ratio of a range's ends that may be
+    predicted, 25 % either way for speeds of decode, a factor of two for times, 5 % either way for bytes."""
 
     unit: str
     kind: Kind
-    predict: Callable[[Draft, Edges], Span]
+    predict: Callable[[Draft, Edges], Span | None]
 
     @property
     def widest(self) -> float:
@@ -41,20 +41,22 @@ def _prefill(draft: Draft, edges: Edges) -> Span:
     return prefill_span(draft.speed, draft.division.shapes.prefill_buckets[-1], edges)
 
 
-def _compile(draft: Draft, _: Edges) -> Span:
-    span = compile_span(draft.speed)
-    assert span is not None, "rows of compile time are of stacks that compile"
-    return span
+def _compile(draft: Draft, _: Edges) -> Span | None:
+    return compile_span(draft.speed)
 
 
-def _compile_prefill(draft: Draft, _: Edges) -> Span:
+def _compile_prefill(draft: Draft, _: Edges) -> Span | None:
+    if draft.speed.speeds.compile is None or draft.recipe.prefill == "host":
+        return None
     return compile_seconds(draft.speed, draft.division.shapes.prefill_buckets[-1:])
 
 
 def _bytes(count: Callable[[Draft], float], unit: str = "bytes") -> Quantity:
-    def predict(draft: Draft, _: Edges) -> Span:
+    """``count`` is 0 where there is nothing of it."""
+
+    def predict(draft: Draft, _: Edges) -> Span | None:
         value = count(draft)
-        return Span(value * (1 - BYTES_EITHER_WAY), value * (1 + BYTES_EITHER_WAY))
+        return Span(value * (1 - BYTES_EITHER_WAY), value * (1 + BYTES_EITHER_WAY)) if value else None
 
     return Quantity(unit, "bytes", predict)
 
@@ -64,7 +66,7 @@ def _host(what: str) -> Callable[[Draft], float]:
 
 
 def _compile_peak(name: str) -> Callable[[Draft], float]:
-    return lambda draft: float(getattr(draft.budget.host.compile, name))
+    return lambda draft: float(getattr(draft.budget.host.compile, name, 0))
 
 
 def _tensors(holds: Callable[[str], bool]) -> Callable[[Draft], float]:
@@ -79,6 +81,10 @@ def _tensors(holds: Callable[[str], bool]) -> Callable[[Draft], float]:
 def _reference(draft: Draft) -> float:
     required = inventory(draft.speed.architecture).values()
     return 4 * sum(facts.elements for facts in required if facts.status == "required")
+
+
+def _serving(count: Callable[[Draft], float], unit: str = "bytes") -> Quantity:
+    return _bytes(lambda draft: count(draft) if draft.sdk.stack.estimates.serving else 0, unit)
 
 
 def _used(draft: Draft) -> float:
@@ -127,9 +133,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "compile_all_ranks_float32": _bytes(_compile_peak("all_ranks_float32")),
     "load_peak": _bytes(lambda draft: draft.budget.host.load_peak),
     "steady": _bytes(lambda draft: draft.budget.host.steady),
-    "serving_used": _bytes(_used),
-    "serving_pool": _bytes(_pool),
-    "serving_streams": _bytes(_streams, "streams"),
-    "serving_tokens": _bytes(lambda draft: _streams(draft) * draft.division.shapes.kv_length, "tokens"),
+    "serving_used": _serving(_used),
+    "serving_pool": _serving(_pool),
+    "serving_streams": _serving(_streams, "streams"),
+    "serving_tokens": _serving(lambda draft: _streams(draft) * draft.division.shapes.kv_length, "tokens"),
 }
 """By the name that a row gives; what ``serving_`` and ``compile_`` ones say holds of stacks that serve, or compile."""

@@ -38,7 +38,10 @@ def calibration_page(compared: Sequence[Compared], unexpressed: Iterable[NotExpr
         "## By constants and quantity\n\n" + groups(compared),
         "## All rows\n\n" + table(compared),
         "## Outside, and why\n\n"
-        + "".join(f"- {known.row.name} ({known.row.quantity}): {known.row.outside}.\n" for known in outside),
+        + "".join(
+            f"- {known.row.name} ({known.row.quantity}): {known.row.outside or 'the row gives no reason'}.\n"
+            for known in outside
+        ),
         "## Published, and no plan's\n\n"
         + markdown(("what", "published", "why"), [(x.name, x.published, x.why) for x in unexpressed]),
         "## Quantities\n\n" + ", ".join(f"`{name}` ({quantity.unit})" for name, quantity in QUANTITIES.items()) + "\n",

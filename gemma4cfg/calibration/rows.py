@@ -10,7 +10,7 @@ value is known to lie outside the prediction. The last three may be empty.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemma4cfg.calibration.quantities import QUANTITIES
@@ -19,10 +19,12 @@ from gemma4cfg.decode import decode
 from gemma4cfg.errors import ConfigError, did_you_mean
 from gemma4cfg.planner.traffic import Edges
 
+COLUMNS = ("name", "overrides", "quantity", "low", "high", "edges", "source", "outside")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. ``low`` to ``high`` is what was published, in the quantity's unit."""
+    """One measurement. ``low`` to ``high`` is what was published, in the quantity's unit; ``where``: file and line."""
 
     name: str
     overrides: tuple[str, ...]
@@ -32,6 +34,7 @@ class Row:
     edges: Edges
     source: str
     outside: str
+    where: str
 
     @property
     def middle(self) -> float:
@@ -61,9 +64,9 @@ def not_expressible() -> tuple[NotExpressible, ...]:
 
 def read_rows(path: Path) -> tuple[Row, ...]:
     """Raises ConfigError, naming file and line, for a column, a quantity or a number that is none."""
-    columns = [field.name for field in fields(Row)]
+    columns = list(COLUMNS)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin their files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; expected CSV with the columns {','.join(columns)}") from error
     reader = csv.DictReader(text.splitlines())
@@ -97,6 +100,7 @@ def _row(record: dict[str, str], where: str) -> Row:
         edges=decode(Edges, edges, f"{where}: edges"),
         source=record["source"],
         outside=record["outside"],
+        where=where,
     )
 
 

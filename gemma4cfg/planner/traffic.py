@@ -21,7 +21,7 @@ class Edges:
 
     logit_rows: Literal["last", "all"] = "last"
     kv: Literal["device", "host"] = "device"
-    dtype: str | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
     prompt: int | None = field(default=None, metadata={"minimum": 1})
     held: int | None = field(default=None, metadata={"minimum": 1})
 

@@ -189,6 +189,9 @@ def test_a_measurement_of_ones_own_moves_the_table(tmp_path: Path, capsys: pytes
         pytest.param(
             HEADER + "a,model=e2b,prefill_ms,1,2,kv=disk,,\n", ":2: edges.kv=disk: expected device", id="edges"
         ),
+        pytest.param(
+            HEADER + "a,model=e2b,prefill_ms,1,2,dtype=foo,,\n", ":2: edges.dtype=foo: expected bfloat16", id="dtype"
+        ),
     ],
 )
 def test_a_wrong_row_is_a_sentence(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,11 +222,44 @@ def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.C
     assert "expected CSV with the columns name,overrides" in capsys.readouterr().err
 
 
-def test_a_row_names_its_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+G5G, INF2 = "model=e2b target=g5g.2xlarge", "target=inf2.8xlarge"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "quantity", "edges", "says"),
+    [
+        ("model=e2b", "prefill_ms", "", "name the machine it ran on, e.g. target=inf2.8xlarge"),
+        (f"modle=e2b {INF2}", "prefill_ms", "", "unknown key modle"),
+        (f"model=e2b tp=3 {INF2}", "prefill_ms", "", "tp=3: inf2.8xlarge has 2 cores"),
+        (f"model=e2b {INF2} objective=latency", "prefill_ms", "", "leave objective out"),
+        (f"model=12b {INF2} ple.partition=split", "prefill_ms", "", "ple.partition is never read"),
+        (f"model=e2b {INF2}", "decode_tokens_per_s", "held=64", "set shapes.prefill_buckets and shapes.kv_length"),
+        (G5G, "compile_s", "", "e2b on g5g.2xlarge (vllm) has no quantity=compile_s; it has decode_tokens_per_s, "),
+        (G5G, "compile_prefill_s", "", "has no quantity=compile_prefill_s"),
+        (G5G, "compile_one_rank_streamed", "", "has no quantity=compile_one_rank_streamed"),
+        (G5G, "steady", "", "has no quantity=steady"),
+        (f"model=e2b {INF2}", "serving_pool", "", "has no quantity=serving_pool"),
+        (f"model=e2b {INF2}", "experts", "", "has no quantity=experts"),
+        (f"model=12b tp=2 {INF2}", "host_per_layer_embedding", "", "has no quantity=host_per_layer_embedding"),
+    ],
+)
+def test_a_row_that_is_of_no_plan_is_a_sentence(
+    overrides: str, quantity: str, edges: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the file, the line and the name of the row."""
     path = tmp_path / "mine.csv"
-    path.write_text(HEADER + "a,model=e2b,prefill_ms,1,2,,,\n")
+    path.write_text(HEADER + f"a run,{overrides},{quantity},1,2,{edges},,\n")
     assert main(["--add", str(path)]) == 2
-    assert "name the machine it ran on, e.g. target=inf2.8xlarge" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith(f"error {path}:2: a run: ") and says in told
+
+
+def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It begins with a byte order mark; and a row that is outside and gives no reason is said to give none."""
+    path = tmp_path / "mine.csv"
+    path.write_text(HEADER + f"a run,{G5G},kv,1,1,,,\n", encoding="utf-8-sig")
+    assert main(["--add", str(path)]) == 0
+    assert "- a run (kv): the row gives no reason.\n" in capsys.readouterr().out
 
 
 # --- pages ---
