@@ -80,7 +80,10 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--lengths", "40", "model=31b", "tp=2"], "31b at tp=2 fits no known machine"),
         (["--lengths", "40", "modle=31b"], "unknown key modle"),
-        (["--lengths", "40,900", "model=e2b", "target=g5g.2xlarge"], "e2b by vllm on g5g.2xlarge has no prefill graphs"),
+        (
+            ["--lengths", "40,900", "model=e2b", "target=g5g.2xlarge"],
+            "e2b by vllm on g5g.2xlarge has no prefill graphs",
+        ),
         (
             ["--lengths", "40,900", "model=e4b", "tp=2", "recipe=tp_alias", "recipe.prefill=host"],
             "e.g. recipe.prefill=device",

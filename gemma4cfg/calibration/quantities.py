@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gemma4cfg.architecture.inventory import LM_HEAD, inventory
+from gemma4cfg.architecture.inventory import LM_HEAD
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import Span
 from gemma4cfg.planner.draft import Draft
 from gemma4cfg.planner.estimate import compile_seconds, compile_span, decode_span, prefill_span
+from gemma4cfg.planner.host_memory import text_elements
 from gemma4cfg.planner.traffic import Edges
 
 BYTES_EITHER_WAY = 0.05
@@ -79,8 +80,7 @@ def _tensors(holds: Callable[[str], bool]) -> Callable[[Draft], float]:
 
 
 def _reference(draft: Draft) -> float:
-    required = inventory(draft.speed.architecture).values()
-    return 4 * sum(facts.elements for facts in required if facts.status == "required")
+    return 4 * text_elements(draft.speed.architecture)[0]
 
 
 def _serving(count: Callable[[Draft], float], unit: str = "bytes") -> Quantity:

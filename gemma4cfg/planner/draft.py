@@ -71,7 +71,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
     refuse_unread_by_stack(config.overrides, recipe)
 
     copies = copies_on_core(recipe, buckets)
-    facts = plan_facts(model, target, recipe, division, tp, copies)
+    facts = plan_facts(model, target, recipe, division, tp, copies, settings.swap_gib)
     of_layers = attention_facts(model, division.layouts, tp)
     implementation, implementation_decision, implementation_findings = choose_implementation(
         settings.attention.implementation, model, shapes, dtype, sdk, target, facts, of_layers

@@ -14,7 +14,8 @@ Facts = Mapping[str, Any]
 PLAN_FACTS = frozenset(
     "model family recipe api tp dtype kv_dtype batch kv_length max_prefill_bucket prefill_rows prefill_graphs has_ple has_moe "  # noqa: SIM905
     "moe_partition has_kv_sharing hidden_size vocab_size softcap_home sampling_home token_embedding_home "
-    "per_layer_embedding_home lm_head_partition kv_layout graphs_per_core layers".split()
+    "per_layer_embedding_home lm_head_partition kv_layout graphs_per_core layers text_parameters host_memory_gib "
+    "swap_gib".split()
 )
 """Facts of the whole plan that a failure's ``when`` may name."""
 

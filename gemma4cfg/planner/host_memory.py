@@ -67,12 +67,12 @@ def compile_peaks(given: HostInputs) -> CompilePeaks | None:
     ``streamed`` is the plan's own way: one rank, its weights from its rank file, a compiler for every graph. The others
     read the whole checkpoint, as published ports do: in float32 the new copy stands beside the mapped file while it is
     made; later a rank's weights and a compiler come to it. All ranks at once hold their weights twice, the second time in
-    the graphs, and have a compiler each.
+    the graphs, and have a compiler each; in float32 every one of them has made the whole model for itself.
     """
     if given.recipe.name == "vllm":
         return None
     weights, compiler = given.division.weights, given.sdk.stack.estimates.compiler_peak.bytes
-    elements, _ = _elements(given.architecture)
+    elements, _ = text_elements(given.architecture)
     whole, wide = elements * ITEM_BYTES[given.architecture.checkpoint_dtype], elements * 4
     widened = weights * 4 // ITEM_BYTES[given.division.dtype]
     return CompilePeaks(
@@ -80,7 +80,7 @@ def compile_peaks(given: HostInputs) -> CompilePeaks | None:
         one_rank_bfloat16=whole + weights + compiler,
         one_rank_float32=max(wide + whole, wide + weights + compiler),
         all_ranks_bfloat16=given.tp * (2 * weights + compiler),
-        all_ranks_float32=given.tp * (2 * widened + compiler),
+        all_ranks_float32=given.tp * (wide + 2 * widened + compiler),
     )
 
 
@@ -122,7 +122,7 @@ def _compile_on(given: HostInputs, need: int) -> str | None:
 def _disk(given: HostInputs) -> DiskBudget:
     """The published checkpoint, rank files with the host's tables, and what the compiler makes."""
     stored = ITEM_BYTES[given.architecture.checkpoint_dtype]
-    _, elements = _elements(given.architecture)
+    _, elements = text_elements(given.architecture)
     tables = sum(part.bytes for part in given.host)
     code = given.sdk.stack.estimates.code_per_layer.bytes * given.architecture.layers * given.graphs
     serves_itself = given.recipe.name == "vllm"
@@ -134,7 +134,7 @@ def _disk(given: HostInputs) -> DiskBudget:
 
 
 @functools.lru_cache(maxsize=64)
-def _elements(architecture: Architecture) -> tuple[int, int]:
+def text_elements(architecture: Architecture) -> tuple[int, int]:
     """Elements of the text decoder that are needed, and that a published file has."""
     required = stored = 0
     for facts in inventory(architecture).values():
@@ -145,7 +145,7 @@ def _elements(architecture: Architecture) -> tuple[int, int]:
 
 def _reference_bytes(given: HostInputs) -> int:
     """The reference model in float32, where the prompt runs on the host."""
-    return 4 * _elements(given.architecture)[0] if given.recipe.prefill == "host" else 0
+    return 4 * text_elements(given.architecture)[0] if given.recipe.prefill == "host" else 0
 
 
 def _tower_bytes(given: HostInputs) -> int:

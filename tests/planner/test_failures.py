@@ -55,6 +55,17 @@ CASES = {
         ("model=31b tp=4 target=trn2.48xlarge shapes=kv16k shapes.prefill_buckets=[8192]",),
         ANY,
     ),
+    "compile_swap_on_128_gib": Case(
+        B12,
+        (
+            f"{B12} swap_gib=52",
+            "model=12b tp=2 target=inf2.24xlarge",
+            "model=e2b tp=2 target=inf2.8xlarge",
+            "model=e4b target=inf2.8xlarge recipe=trace",
+            "model=31b tp=4 target=trn2.3xlarge",
+        ),
+        ANY,
+    ),
     "top_k_on_device": Case(
         "model=e2b target=inf2.8xlarge offload.sampling=device", ("model=e2b target=inf2.8xlarge",), ANY
     ),
@@ -148,6 +159,14 @@ def fires(draft: Draft, name: str) -> bool:
         return True
     what = failures()[name].what
     return any(what in decision.detail and decision.reason == "published_failure" for decision in draft.decisions)
+
+
+@pytest.mark.parametrize("recipe", ["tp_alias", "model_builder"])
+@pytest.mark.parametrize("model", ["e4b", "12b", "model=12b model.hidden_size=4096"])
+def test_the_swap_that_builds_needed_is_said(model: str, recipe: str) -> None:
+    """Of the models published, and of one as large under another name."""
+    words = f"{'' if '=' in model else 'model='}{model} tp=2 target=inf2.8xlarge recipe={recipe}"
+    assert fires(drafted(words, "compile_swap_on_128_gib", ANY), "compile_swap_on_128_gib")
 
 
 def test_every_failure_has_a_case() -> None:
