@@ -23,7 +23,8 @@ Kind = Literal["speed", "time", "bytes"]
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """``predict`` gives nothing where the plan has no such figure. ``widest``: the largest ratio of a range's ends that may be
-    predicted, 25 % either way for speeds of decode, a factor of two for times, 5 % either way for bytes."""
+    predicted, 25 % either way for speeds of decode, a factor of two for times and what has a prompt's in it, 5 % either
+    way for bytes."""
 
     unit: str
     kind: Kind
@@ -87,6 +88,19 @@ def _serving(count: Callable[[Draft], float], unit: str = "bytes") -> Quantity:
     return _bytes(lambda draft: count(draft) if draft.sdk.stack.estimates.serving else 0, unit)
 
 
+def _requests(draft: Draft, edges: Edges) -> Span | None:
+    """Answers over whole requests: every stream's prompt, then what it decodes until it holds ``held``."""
+    shapes = draft.division.shapes
+    prompt, held = edges.prompt or shapes.prefill_buckets[-1], edges.held or shapes.kv_length
+    if not draft.sdk.stack.estimates.serving or held <= prompt:
+        return None
+    tokens, prefill, decode = shapes.batch * (held - prompt), _prefill(draft, edges), _decode(draft, edges)
+    return Span(
+        tokens / (prefill.high / 1e3 + tokens / decode.low),
+        tokens / (prefill.low / 1e3 + tokens / decode.high),
+    )
+
+
 def _used(draft: Draft) -> float:
     """All of a serving stack's share of the card, and the runtime."""
     return draft.budget.hbm_per_rank.limit - _line(draft, "left free")
@@ -133,6 +147,8 @@ QUANTITIES: Mapping[str, Quantity] = {
     "compile_all_ranks_float32": _bytes(_compile_peak("all_ranks_float32")),
     "load_peak": _bytes(lambda draft: draft.budget.host.load_peak),
     "steady": _bytes(lambda draft: draft.budget.host.steady),
+    "checkpoint": _bytes(lambda draft: draft.budget.host.disk.checkpoint),
+    "serving_requests": Quantity("tokens/s", "time", _requests),
     "serving_used": _serving(_used),
     "serving_pool": _serving(_pool),
     "serving_streams": _serving(_streams, "streams"),

@@ -44,7 +44,7 @@ def test_nine_of_ten_are_inside() -> None:
 
 @pytest.mark.parametrize("kind", ["speed", "time", "bytes"])
 def test_each_kind_holds_by_itself(kind: str) -> None:
-    """Exact bytes do not make up for speeds that are wrong; bytes include five rough figures of host and device."""
+    """Exact bytes do not make up for speeds that are wrong; bytes include rough figures of host and device."""
     rows = [row for row in compared() if QUANTITIES[row.row.quantity].kind == kind]
     assert len(rows) >= 20
     assert sum(row.inside for row in rows) / len(rows) >= {"speed": 1.0, "time": 0.9, "bytes": 0.8}[kind]
@@ -84,6 +84,9 @@ def test_rows_are_told_apart() -> None:
         ("31B TP8, saved file", "shards", 108e9, 108e9),
         ("26B-A4B TP8, saved file", "shards", 64.6e9, 64.6e9),
         ("31B compile, one rank, float32 checkpoint", "compile_one_rank_float32", 182e9, 182e9),
+        ("12B checkpoint", "checkpoint", 24e9, 24e9),
+        ("26B-A4B, all experts", "experts", 45.6e9, 45.6e9),
+        ("E2B vLLM on T4G, 512 + 128, 8 streams", "serving_requests", 168.33, 168.33),
     ],
 )
 def test_a_published_value_is_as_published_and_inside(name: str, quantity: str, low: float, high: float) -> None:
@@ -215,6 +218,17 @@ def test_what_a_serving_stack_was_given_counts(tmp_path: Path) -> None:
     short, long, few, full, planned = (row.predicted.low for row in compare(read_rows(mine)))
     assert short == pytest.approx(long / 2, rel=0.1)
     assert few > full == planned
+
+
+def test_requests_are_prompts_and_answers(tmp_path: Path) -> None:
+    """A prompt's time once, then a step for each token: half the rate where a prompt takes as long as the answer."""
+    words, edges = "model=e2b target=g5g.4xlarge shapes.kv_length=16384", "prompt=512 held=640"
+    mine = tmp_path / "mine.csv"
+    quantities = ("prefill_ms", "decode_tokens_per_s", "serving_requests")
+    mine.write_text(HEADER + "".join(f"a,{words},{quantity},1,2,{edges},,\n" for quantity in quantities))
+    prefill, decode, requests = (row.predicted for row in compare(read_rows(mine)))
+    assert 128 / requests.low == pytest.approx(prefill.high / 1e3 + 128 / decode.low)
+    assert 128 / requests.high == pytest.approx(prefill.low / 1e3 + 128 / decode.high)
 
 
 def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
