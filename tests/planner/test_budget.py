@@ -209,7 +209,11 @@ def test_on_chip_figures_of_12b() -> None:
         assert row.psum_banks is not None and row.psum_banks <= 8
     assert {row.bytes for row in sets_of(plan, "eager attention", "prefill_64")} == {256 * 4}
     assert {row.bytes for row in sets_of(plan, "fused attention", "prefill_64")} == {(256 + 256) * 6, (256 + 512) * 6}
-    assert {row.published for row in sets_of(plan, "fused attention", "decode")} == {"fused_attention_window_1024"}
+    published = {row.layers: row.published for row in sets_of(plan, "fused attention", "decode")}
+    assert published == {
+        "sliding_attention, mlp 7680": "fused_attention_window_1024",
+        "full_attention, mlp 7680": None,
+    }
     # 3840 / 128 = 30 rows of hidden, 7680 / 128 = 60 of gate and of up
     assert {row.bytes for row in sets_of(plan, "mlp tile", "prefill_64")} == {
         (30 * 64 + 2 * 60 * 64 + 2 * 30 * 128) * 2
@@ -231,21 +235,51 @@ def test_arithmetic_against_a_published_failure_is_said(code: str) -> None:
     assert findings(plan_of("model=12b", "tp=2", "target=inf2.8xlarge", "sdk=neuron-2.31"), code) == []
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=e2b", "target=inf2.xlarge"),
+        ("model=12b", "tp=2", "target=inf2.8xlarge", "sdk=neuron-2.31"),
+        ("model=12b", "tp=4", "target=trn2.3xlarge", "sdk=neuron-2.31"),
+    ],
+)
+def test_a_failure_is_on_no_working_set_of_another_shape_or_compiler(overrides: tuple[str, ...]) -> None:
+    assert {row.published for row in plan_of(*overrides).budget.on_chip} == {None}
+
+
+def test_a_window_alone_is_on_the_working_sets_of_31b() -> None:
+    """The cap failed on 12B's shapes only."""
+    rows = plan_of("model=31b", "tp=8", "target=inf2.24xlarge").budget.on_chip
+    assert {row.published for row in rows} == {None, "fused_attention_window_1024"}
+    assert all(row.layers.startswith("sliding") for row in rows if row.published)
+
+
 def test_both_failures_can_be_overridden() -> None:
-    plan = plan_of(
-        "model=12b", "tp=2", "target=inf2.8xlarge", "attention.implementation=sdpa", "offload.softcap=device"
-    )
+    """Each is warned of, and nothing is advised that is set already."""
+    choices = {"attention.implementation=sdpa", "offload.softcap=device"}
+    plan = plan_of("model=12b", "tp=2", "target=inf2.8xlarge", *choices)
     assert {layer.attention.implementation for layer in plan.layers} == {"sdpa"}
     assert "softcap" not in {part.what for part in plan.host}
+    warned = {finding.code for finding in plan.findings if finding.severity == "warning"}
+    assert {"fused_attention_window_1024", "softcap_prefill_all_rows"} <= warned
+    assert not [finding for finding in plan.findings if any(choice in finding.fix for choice in choices)]
+
+
+def test_whatever_overflows_of_our_own_graphs_is_said() -> None:
+    """32 streams: 32 x 262,144 x 4 / 128 of the cap, and 512 rows of E2B's wide MLP; the cap on the host is no part of it."""
+    words = ("model=e2b", "target=inf2.xlarge", "shapes=kv256", "shapes.batch=32")
+    (finding,) = findings(plan_of(*words, "offload.softcap=device"), "working_set_overflows")
+    assert "softcap, last row: 262,144 of 196,608" in finding.message and "mlp tile: 215,040" in finding.message
+    assert "offload.softcap=host" in finding.fix
+    (finding,) = findings(plan_of(*words), "working_set_overflows")
+    assert "softcap" not in finding.message + finding.fix
 
 
 def test_arithmetic_that_nobody_published_is_said() -> None:
     """32,768 keys of 6 bytes are over 196,608; E2B takes fused attention, and no report says that it fails."""
-    (finding,) = findings(
-        plan_of("model=e2b", "tp=2", "shapes=kv32k", "target=inf2.xlarge"), "fused_attention_overflows"
-    )
+    (finding,) = findings(plan_of("model=e2b", "tp=2", "shapes=kv32k", "target=inf2.xlarge"), "working_set_overflows")
     assert f"{(32_768 + 512) * 6:,} of 196,608" in finding.message
-    assert findings(plan_of("model=e2b", "tp=2", "target=inf2.xlarge"), "fused_attention_overflows") == []
+    assert findings(plan_of("model=e2b", "tp=2", "target=inf2.xlarge"), "working_set_overflows") == []
 
 
 def test_shared_memory_of_the_gpu() -> None:
