@@ -266,7 +266,8 @@ class CompilePeaks:
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """Bytes of the published checkpoint, of rank files with the host's tables, and of compiled graphs."""
+    """Bytes of the published checkpoint, of rank files with the host's tables, and of compiled graphs with the weights that
+    they carry."""
 
     checkpoint: int
     shards: int

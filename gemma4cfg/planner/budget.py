@@ -29,7 +29,8 @@ def plan_budget(device: DeviceInputs, host: HostInputs, failing: Mapping[str, Co
         "host.steady": "the host's tables, and the model in float32 where the prompt runs on the host",
         "host.swap": f"what load_peak lacks, with a reserve: {estimates.host_reserve.source}",
         "host.compile_swap": "what compile_peak lacks, with the same reserve",
-        "host.disk": "the published checkpoint with its towers; rank files and host tables; the graphs' instructions",
+        "host.disk": "the published checkpoint with its towers; rank files and host tables; the graphs' instructions, and "
+        "the weights where each program carries its own",
         "on_chip": "arithmetic on the planned shapes; the compiler may tile otherwise",
     }
     return Budget(

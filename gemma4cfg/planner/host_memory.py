@@ -120,16 +120,18 @@ def _compile_on(given: HostInputs, need: int) -> str | None:
 
 
 def _disk(given: HostInputs) -> DiskBudget:
-    """The published checkpoint, rank files with the host's tables, and what the compiler makes."""
+    """The published checkpoint, rank files with the host's tables, and what the compiler makes: a program for each graph,
+    or for each graph and rank where programs carry a rank's weights."""
     stored = ITEM_BYTES[given.architecture.checkpoint_dtype]
     _, elements = text_elements(given.architecture)
     tables = sum(part.bytes for part in given.host)
-    code = given.sdk.stack.estimates.code_per_layer.bytes * given.architecture.layers * given.graphs
+    code = given.sdk.stack.estimates.code_per_layer.bytes * given.architecture.layers
+    carried = (given.division.weights + code) * _loaded_copies(given)
     serves_itself = given.recipe.name == "vllm"
     return DiskBudget(
         checkpoint=(elements + (given.architecture.tower_elements or 0)) * stored,
         shards=0 if serves_itself else given.division.weights * given.tp + tables,
-        artifacts=0 if serves_itself else code,
+        artifacts=0 if serves_itself else carried if _carries_weights(given.recipe) else code * given.graphs,
     )
 
 
@@ -157,6 +159,9 @@ def _tower_bytes(given: HostInputs) -> int:
 
 def _loaded_copies(given: HostInputs) -> int:
     """Copies of a rank's weights that pass through the host: one per rank, or one per graph where graphs own theirs."""
-    if given.recipe.name in ("trace", "tp_alias"):
-        return given.tp * given.graphs
-    return given.tp
+    return given.tp * given.graphs if _carries_weights(given.recipe) else given.tp
+
+
+def _carries_weights(recipe: Recipe) -> bool:
+    """Whether every program is saved and loaded with weights of its own."""
+    return recipe.name in ("trace", "tp_alias")

@@ -169,9 +169,10 @@ def test_one_more_bucket_does_not_fit(model: str, target: str, layout: str) -> N
             break
         config = replace(start, settings=replace(start.settings, tp=tp))
         draft = draft_of(config)
-        if not draft.fits:
-            continue
         context = draft.budget.maximum_context
+        if not draft.fits:
+            assert context.tokens < config.settings.shapes.kv_length
+            continue
         assert context.step == (16 if machine.family == "g5g" else 128) and context.tokens % context.step == 0
         at = draft_of(with_shapes(config, draft.recipe, kv_length=context.tokens))
         assert at.fits
@@ -181,6 +182,14 @@ def test_one_more_bucket_does_not_fit(model: str, target: str, layout: str) -> N
         else:
             assert not draft_of(with_shapes(config, draft.recipe, kv_length=context.tokens + context.step)).fits
         return
+
+
+@pytest.mark.parametrize(("kv_length", "tokens"), [(262_144, 262_144), (1_234, 262_000)])
+def test_the_planned_length_is_no_more_than_the_longest(kv_length: int, tokens: int) -> None:
+    """Where it is no multiple of the bucket: all of a model's positions, or where the next bucket is out of reach."""
+    words = ("model=31b", "tp=8", "target=inf2.24xlarge", "shapes.prefill_buckets=[500]", "shapes.prompt_chunking=true")
+    context = plan_of(*words, "shapes.kv_layout=ring", f"shapes.kv_length={kv_length}").budget.maximum_context
+    assert (context.tokens, context.limited_by) == (tokens, "positions")
 
 
 def test_the_loop_above_meets_every_model() -> None:
@@ -345,6 +354,24 @@ def test_compile_peaks_of_the_published_31b_port() -> None:
 def test_disk_of_a_published_checkpoint(model: str, published: int) -> None:
     """The tensors of the published files, towers and unread k/v included: the index's total, or the file less its header."""
     assert plan_of(f"model={model}", "tp=8").budget.host.disk.checkpoint == published
+
+
+@pytest.mark.parametrize(
+    ("overrides", "programs"),
+    [
+        (("model=e2b", "target=inf2.xlarge", "recipe=trace"), 2),
+        (("model=e4b", "tp=2", "recipe=tp_alias"), 4),
+        (("model=e4b", "tp=2", "recipe=tp_alias", "recipe.prefill=host"), 2),
+        (("model=e4b", "tp=2", "recipe=model_builder"), 0),
+    ],
+)
+def test_disk_of_artifacts(overrides: tuple[str, ...], programs: int) -> None:
+    """Programs of trace and parallel_model_trace carry a rank's weights each; ModelBuilder's carries none."""
+    plan = plan_of(*overrides)
+    code = sum(graph.code for graph in plan.budget.graphs)
+    weights = plan.budget.hbm_per_rank.weights // plan.weight_copies
+    ranks = plan.tp if programs else 1
+    assert plan.budget.host.disk.artifacts == programs * weights + ranks * code
 
 
 def test_gpu_host() -> None:
