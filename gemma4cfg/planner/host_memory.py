@@ -48,12 +48,12 @@ def host_budget(given: HostInputs) -> HostBudget:
         steady=tables,
         limit=given.target.host_bytes,
         swap=max(0, load_peak + reserve - given.target.host_bytes),
-        compile_swap=max(0, compile_peak + reserve - given.target.host_bytes) if compile_peak else 0,
+        compile_swap=max(0, compile_peak + reserve - given.target.host_bytes),
         compile=peaks,
         disk=_disk(given),
         can=HostAbility(
             shard=PEAK_BYTES + reserve <= room,
-            compile=_compiles(given, compile_peak + reserve, room),
+            compile=compile_peak + reserve <= room,
             load=load_peak + reserve <= room,
             serve=tables + reserve <= room,
         ),
@@ -87,30 +87,22 @@ def compile_peaks(given: HostInputs) -> CompilePeaks | None:
 def compile_basis(given: HostInputs) -> str:
     """How the plan's own peak comes about."""
     compiler = given.sdk.stack.estimates.compiler_peak.source
-    if given.recipe.name == "vllm":
-        return "nothing is compiled ahead"
+    if build := given.sdk.stack.build:
+        return f"the stack is built: a host of {build.host_memory_gib} GiB, as the published one, less the reserve"
     if given.recipe.name == "tp_alias":
         return f"all ranks at once: each one's weights, a second time in its graphs, and {compiler}"
     return f"one rank's weights, and for each graph {compiler}"
 
 
 def _compile_peak(given: HostInputs, peaks: CompilePeaks | None) -> int:
-    if peaks is None:
-        return 0
+    if build := given.sdk.stack.build:
+        return build.host_memory_gib * GIB - given.sdk.stack.estimates.host_reserve.bytes
+    assert peaks is not None, "a stack that is not built compiles graphs"
     return peaks.all_ranks_bfloat16 if given.recipe.name == "tp_alias" else peaks.one_rank_streamed
 
 
-def _compiles(given: HostInputs, need: int, room: int) -> bool:
-    """A stack that serves by itself is built instead, on a host as large as the published one's."""
-    build = given.sdk.stack.build
-    return need <= room if build is None else build.host_memory_gib * GIB <= room
-
-
 def _compile_on(given: HostInputs, need: int) -> str | None:
-    """The machine with the same chip and the least host memory that is enough without swap: for the graphs, or to build a
-    stack that serves by itself."""
-    if build := given.sdk.stack.build:
-        need = build.host_memory_gib * GIB
+    """The machine with the same chip and the least host memory that is enough without swap."""
     enough = [
         target
         for target in given.known_targets

@@ -85,7 +85,7 @@ def structure_findings(
         message = f"loading peaks at {host.load_peak / GIB:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
         fix = f"{host.swap / GIB:.1f} GiB of swap or more, and swap_gib={-(-host.swap // GIB)} to say so"
         findings.append(Finding("warning", "host_swap", None, message, fix))
-    if host.compile_peak and not host.can.compile:
+    if not host.can.compile:
         message = (
             f"compiling peaks at about {host.compile_peak / GIB:.1f} GiB of host memory, {target.name} has "
             f"{target.host_memory_gib} and {swap_gib} of swap"

@@ -381,7 +381,28 @@ def test_gpu_host() -> None:
     assert small.swap > 0 == usual.swap
     assert small.compile is usual.compile is None
     assert {small.compile_on, usual.compile_on} == {"g5g.4xlarge"}
+    assert (small.compile_swap, usual.compile_swap) == (24 * GIB, 16 * GIB), (
+        "up to the 32 GiB of the host that built it"
+    )
     assert usual.load_peak == 5_104_298_467 * 2, "every parameter, towers too"
+
+
+@pytest.mark.parametrize(
+    ("target", "swap", "builds"), [("xlarge", 24, True), ("xlarge", 23, False), ("4xlarge", 0, True)]
+)
+def test_a_host_too_small_to_build_is_said(target: str, swap: int, builds: bool) -> None:
+    plan = plan_of("model=e2b", f"target=g5g.{target}", f"swap_gib={swap}")
+    assert plan.budget.host.can.compile == builds
+    assert [finding.fix for finding in findings(plan, "host_compile")] == (
+        [] if builds else ["compile on g5g.4xlarge, or 24.0 GiB of swap (swap_gib=24 to say so)"]
+    )
+    (install, *_) = plan.calls
+    assert install.args["needs"]["memory"].startswith("32 GiB with swap")
+
+
+def test_a_machine_with_a_spot_price_has_a_price() -> None:
+    (decision,) = [item for item in plan_of(*PLANS["vllm"]).decisions if item.id == "target"]
+    assert decision.detail.endswith(", 0.369 $/h spot, none on demand known (2026-08-19)")
 
 
 # --- time and cost ---
