@@ -499,6 +499,21 @@ def test_options_with_figures(overrides: tuple[str, ...], choice: str, options: 
     assert all(option.figures for option in found)
 
 
+@pytest.mark.parametrize("placement", ["core_each", "one_core"])
+def test_bytes_of_a_placement_are_the_budgets(placement: str) -> None:
+    """What a plan says of the other placement, the other plan says of itself."""
+    plans = {
+        option: plan_of("model=e2b", "target=inf2.xlarge", "recipe=trace", f"recipe.placement={option}")
+        for option in ("core_each", "one_core")
+    }
+    told = {
+        option.option: option.figures["bytes_on_core"]
+        for option in plans[placement].estimate.alternatives
+        if option.choice == "recipe.placement"
+    }
+    assert told == {option: plan.budget.hbm_per_rank.total for option, plan in plans.items()}
+
+
 def test_figures_of_the_experts() -> None:
     """704 over 8 ranks is 88 of the array's 128 rows; whole it is 5.5 passes of six."""
     figures = {
