@@ -79,9 +79,15 @@ def compile_peaks(given: HostInputs) -> CompilePeaks | None:
         one_rank_streamed=weights + compiler * given.graphs,
         one_rank_bfloat16=whole + weights + compiler,
         one_rank_float32=max(wide + whole, wide + weights + compiler),
-        all_ranks_bfloat16=given.tp * (2 * weights + compiler),
-        all_ranks_float32=given.tp * (wide + 2 * widened + compiler),
+        all_ranks_bfloat16=all_ranks_peak(given.tp, weights, compiler),
+        all_ranks_float32=given.tp * wide + all_ranks_peak(given.tp, widened, compiler),
     )
+
+
+def all_ranks_peak(tp: int, weights: int, compiler: int) -> int:
+    """Host bytes of all ranks compiled at once, each from its rank file: its weights, a second time in its graphs, and a
+    compiler."""
+    return tp * (2 * weights + compiler)
 
 
 def compile_basis(given: HostInputs) -> str:
