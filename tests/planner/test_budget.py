@@ -434,6 +434,17 @@ def test_floors_are_the_chips_limits() -> None:
     assert plan.estimate.floors.prefill_ms == pytest.approx(1e3 * prefill, rel=1e-3)
 
 
+def test_two_gpus_pay_for_what_passes_between_them() -> None:
+    """Over PCIe, slower than their memory: 4,096 rows of 1,536 in float16, all-reduced in every layer."""
+    words = ("model=e2b", "target=g5g.16xlarge", "shapes.kv_length=4096")
+    plan, alone = plan_of(*words, "tp=2"), plan_of(*words)
+    reduces = int(plan.estimate.basis.split(" collectives")[0].split()[-1])
+    passed = 2 * reduces * 4096 * 1536 * 2 // 2
+    assert reduces >= 70
+    between = 1e3 * (passed / 15.75e9 + reduces * 20e-6)
+    assert plan.estimate.floors.prefill_ms == pytest.approx(alone.estimate.floors.prefill_ms / 2 + between, rel=0.05)
+
+
 def test_borrowed_keys_are_read_again() -> None:
     """E2B keeps 15 slots and 35 layers read them: 28 sliding of 256, 7 full of 512."""
     plan = plan_of("model=e2b", "target=inf2.xlarge")
