@@ -13,7 +13,7 @@ from itertools import combinations
 
 from gemma4cfg.config.compose import load_config
 from gemma4cfg.config.schema import Config
-from gemma4cfg.errors import ConfigError, UserError
+from gemma4cfg.errors import ConfigError, PlanError, UserError
 from gemma4cfg.plan.records import Plan, Span
 from gemma4cfg.planner.build import build_plan
 
@@ -34,10 +34,12 @@ class Ladder:
     context: int
 
 
-def ladders(config: Config, lengths: Mapping[int, float]) -> tuple[Ladder, ...]:
-    """The quickest ladder of each number of buckets, from one to ``MOST_BUCKETS``; powers of two that hold every prompt.
+def ladders(config: Config, lengths: Mapping[int, float]) -> tuple[tuple[Ladder, ...], PlanError | None]:
+    """The quickest ladder of each number of buckets, from one to ``MOST_BUCKETS``, all on one machine; powers of two that
+    hold every prompt. They end where one more bucket does not fit, with its refusal.
 
-    Raises ConfigError for a length that the plan's KV does not hold, PlanError where a plan does not fit.
+    Raises ConfigError for a length that the plan's KV does not hold and for a plan without prefill graphs, PlanError where
+    not even one bucket fits.
     """
     longest = max(lengths)
     if longest > config.settings.shapes.kv_length:
@@ -47,25 +49,42 @@ def ladders(config: Config, lengths: Mapping[int, float]) -> tuple[Ladder, ...]:
         )
     largest = min(_power(longest), config.settings.shapes.kv_length)
     choices = [size for size in _powers(largest) if size < largest]
-    every = _plan(config, (*choices, largest)).estimate.prefill_ms_by_bucket
-    found = []
+    whole = _plan(config, (largest,))
+    _refuse_without_graphs(whole)
+    here = replace(config, targets=tuple(target for target in config.known_targets if target.name == whole.target))
+    times = {size: _plan(here, (size,)).estimate.prefill_ms for size in choices} | {largest: whole.estimate.prefill_ms}
+    found: list[Ladder] = []
     for count in range(min(MOST_BUCKETS, len(choices) + 1)):
         options = [(*few, largest) for few in combinations(choices, count)]
-        best = min(options, key=lambda buckets: _mean(lengths, buckets, every).high)
-        plan = _plan(config, best)
+        best = min(options, key=lambda buckets: _mean(lengths, buckets, times).high)
+        try:
+            plan = _plan(here, best)
+        except PlanError as error:  # what a graph takes beside the largest does not depend on its bucket
+            return tuple(found), error
         rows = sum(weight * _bucket(length, best) for length, weight in lengths.items())
         tokens = sum(weight * length for length, weight in lengths.items())
         found.append(
             Ladder(
                 buckets=best,
-                prefill_ms=_mean(lengths, best, every),
+                prefill_ms=_mean(lengths, best, times),
                 padding=1 - tokens / rows,
                 compile_s=plan.estimate.compile_s,
                 bytes_per_rank=sum(graph.code + graph.spill for graph in plan.budget.graphs),
                 context=plan.budget.maximum_context.tokens,
             )
         )
-    return tuple(found)
+    return tuple(found), None
+
+
+def _refuse_without_graphs(plan: Plan) -> None:
+    if any(graph.name.startswith("prefill") for graph in plan.graphs):
+        return
+    why = (
+        "vLLM cuts prompts into chunks by itself; choose a Neuron machine, e.g. target=inf2.xlarge"
+        if plan.recipe == "vllm"
+        else "the prompt runs on the host; e.g. recipe.prefill=device"
+    )
+    raise ConfigError(f"{plan.model} by {plan.recipe} on {plan.target} has no prefill graphs, and no buckets: {why}")
 
 
 def _plan(config: Config, buckets: tuple[int, ...]) -> Plan:
@@ -73,9 +92,9 @@ def _plan(config: Config, buckets: tuple[int, ...]) -> Plan:
     return build_plan(replace(config, settings=replace(config.settings, shapes=shapes)))
 
 
-def _mean(lengths: Mapping[int, float], buckets: Sequence[int], times: Mapping[str, Span]) -> Span:
+def _mean(lengths: Mapping[int, float], buckets: Sequence[int], times: Mapping[int, Span]) -> Span:
     total = sum(lengths.values())
-    spans = [(weight / total, times[str(_bucket(length, buckets))]) for length, weight in lengths.items()]
+    spans = [(weight / total, times[_bucket(length, buckets)]) for length, weight in lengths.items()]
     return Span(sum(share * span.low for share, span in spans), sum(share * span.high for share, span in spans))
 
 
@@ -120,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="as of python -m gemma4cfg: model=31b tp=8")
     given = parser.parse_args(arguments)
     try:
-        found = ladders(load_config(given.overrides), parse_lengths(given.lengths))
+        found, refused = ladders(load_config(given.overrides), parse_lengths(given.lengths))
     except UserError as error:
         print(f"error {error}", file=sys.stderr)
         return 2
@@ -135,6 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"{ladder.prefill_ms.high:.3g} ms, padding {ladder.padding:.0%}, {compiling}{ladder.bytes_per_rank:,} bytes of "
             f"graphs a rank, context up to {ladder.context:,}"
         )
+    if refused:
+        print(f"one bucket more: {refused}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -43,6 +43,11 @@ def changed(estimates: Any, path: Path) -> Any:
     if isinstance(estimates, dict):
         return {name: changed(inner, rest) if name == key else inner for name, inner in estimates.items()}
     return replace(estimates, **{key: changed(getattr(estimates, key), rest)})
+
+
+def runs(rows: Iterable[Row]) -> set[tuple[str, tuple[str, ...]]]:
+    """The runs that rows were taken from: one configuration at one source, however many of its figures are rows."""
+    return {(row.source, row.overrides) for row in rows}
 
 
 def rows_moved(rows: Sequence[Row], path: Path) -> list[Row]:

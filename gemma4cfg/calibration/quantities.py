@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gemma4cfg.architecture.inventory import LM_HEAD, inventory
+from gemma4cfg.architecture.inventory import LM_HEAD
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import Span
 from gemma4cfg.planner.draft import Draft
 from gemma4cfg.planner.estimate import compile_seconds, compile_span, decode_span, prefill_span
+from gemma4cfg.planner.host_memory import text_elements
 from gemma4cfg.planner.traffic import Edges
 
 BYTES_EITHER_WAY = 0.05
@@ -21,12 +22,13 @@ Kind = Literal["speed", "time", "bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """``widest``: the largest ratio of a range's ends that may be predicted, 25 % either way for speeds of decode, a factor of
-    two for times, 5 % either way for bytes."""
+    """``predict`` gives nothing where the plan has no such figure. ``widest``: the largest ratio of a range's ends that may be
+    predicted, 25 % either way for speeds of decode, a factor of two for times and what has a prompt's in it, 5 % either
+    way for bytes."""
 
     unit: str
     kind: Kind
-    predict: Callable[[Draft, Edges], Span]
+    predict: Callable[[Draft, Edges], Span | None]
 
     @property
     def widest(self) -> float:
@@ -41,20 +43,22 @@ def _prefill(draft: Draft, edges: Edges) -> Span:
     return prefill_span(draft.speed, draft.division.shapes.prefill_buckets[-1], edges)
 
 
-def _compile(draft: Draft, _: Edges) -> Span:
-    span = compile_span(draft.speed)
-    assert span is not None, "rows of compile time are of stacks that compile"
-    return span
+def _compile(draft: Draft, _: Edges) -> Span | None:
+    return compile_span(draft.speed)
 
 
-def _compile_prefill(draft: Draft, _: Edges) -> Span:
+def _compile_prefill(draft: Draft, _: Edges) -> Span | None:
+    if draft.speed.speeds.compile is None or draft.recipe.prefill == "host":
+        return None
     return compile_seconds(draft.speed, draft.division.shapes.prefill_buckets[-1:])
 
 
 def _bytes(count: Callable[[Draft], float], unit: str = "bytes") -> Quantity:
-    def predict(draft: Draft, _: Edges) -> Span:
+    """``count`` is 0 where there is nothing of it."""
+
+    def predict(draft: Draft, _: Edges) -> Span | None:
         value = count(draft)
-        return Span(value * (1 - BYTES_EITHER_WAY), value * (1 + BYTES_EITHER_WAY))
+        return Span(value * (1 - BYTES_EITHER_WAY), value * (1 + BYTES_EITHER_WAY)) if value else None
 
     return Quantity(unit, "bytes", predict)
 
@@ -64,7 +68,7 @@ def _host(what: str) -> Callable[[Draft], float]:
 
 
 def _compile_peak(name: str) -> Callable[[Draft], float]:
-    return lambda draft: float(getattr(draft.budget.host.compile, name))
+    return lambda draft: float(getattr(draft.budget.host.compile, name, 0))
 
 
 def _tensors(holds: Callable[[str], bool]) -> Callable[[Draft], float]:
@@ -77,8 +81,24 @@ def _tensors(holds: Callable[[str], bool]) -> Callable[[Draft], float]:
 
 
 def _reference(draft: Draft) -> float:
-    required = inventory(draft.speed.architecture).values()
-    return 4 * sum(facts.elements for facts in required if facts.status == "required")
+    return 4 * text_elements(draft.speed.architecture)[0]
+
+
+def _serving(count: Callable[[Draft], float], unit: str = "bytes") -> Quantity:
+    return _bytes(lambda draft: count(draft) if draft.sdk.stack.estimates.serving else 0, unit)
+
+
+def _requests(draft: Draft, edges: Edges) -> Span | None:
+    """Answers over whole requests: every stream's prompt, then what it decodes until it holds ``held``."""
+    shapes = draft.division.shapes
+    prompt, held = edges.prompt or shapes.prefill_buckets[-1], edges.held or shapes.kv_length
+    if not draft.sdk.stack.estimates.serving or held <= prompt:
+        return None
+    tokens, prefill, decode = shapes.batch * (held - prompt), _prefill(draft, edges), _decode(draft, edges)
+    return Span(
+        tokens / (prefill.high / 1e3 + tokens / decode.low),
+        tokens / (prefill.low / 1e3 + tokens / decode.high),
+    )
 
 
 def _used(draft: Draft) -> float:
@@ -127,9 +147,11 @@ QUANTITIES: Mapping[str, Quantity] = {
     "compile_all_ranks_float32": _bytes(_compile_peak("all_ranks_float32")),
     "load_peak": _bytes(lambda draft: draft.budget.host.load_peak),
     "steady": _bytes(lambda draft: draft.budget.host.steady),
-    "serving_used": _bytes(_used),
-    "serving_pool": _bytes(_pool),
-    "serving_streams": _bytes(_streams, "streams"),
-    "serving_tokens": _bytes(lambda draft: _streams(draft) * draft.division.shapes.kv_length, "tokens"),
+    "checkpoint": _bytes(lambda draft: draft.budget.host.disk.checkpoint),
+    "serving_requests": Quantity("tokens/s", "time", _requests),
+    "serving_used": _serving(_used),
+    "serving_pool": _serving(_pool),
+    "serving_streams": _serving(_streams, "streams"),
+    "serving_tokens": _serving(lambda draft: _streams(draft) * draft.division.shapes.kv_length, "tokens"),
 }
 """By the name that a row gives; what ``serving_`` and ``compile_`` ones say holds of stacks that serve, or compile."""

@@ -1,15 +1,16 @@
 """Measurements as rows of CSV: what was published, and anybody's own in the same form.
 
 Columns: ``name``; ``overrides``, the words after ``python -m gemma4cfg`` that describe the run; ``quantity``, what was
-measured (``quantities.QUANTITIES``); ``low`` and ``high``, its range (equal for one value); ``edges``, where the program's
-graphs differ from a plan's (``logit_rows=all kv=host dtype=float32``); ``source``; ``outside``, the likely reason where the
+measured (``quantities.QUANTITIES``); ``low`` and ``high``, its range (equal for one value); ``edges``, where the program
+differs from a plan's graphs (``logit_rows=all kv=host dtype=float32``), or what a serving stack was given (``prompt=512
+held=640``); ``source``; ``outside``, the likely reason where the
 value is known to lie outside the prediction. The last three may be empty.
 """
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemma4cfg.calibration.quantities import QUANTITIES
@@ -18,10 +19,12 @@ from gemma4cfg.decode import decode
 from gemma4cfg.errors import ConfigError, did_you_mean
 from gemma4cfg.planner.traffic import Edges
 
+COLUMNS = ("name", "overrides", "quantity", "low", "high", "edges", "source", "outside")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. ``low`` to ``high`` is what was published, in the quantity's unit."""
+    """One measurement. ``low`` to ``high`` is what was published, in the quantity's unit; ``where``: file and line."""
 
     name: str
     overrides: tuple[str, ...]
@@ -31,6 +34,7 @@ class Row:
     edges: Edges
     source: str
     outside: str
+    where: str
 
     @property
     def middle(self) -> float:
@@ -60,9 +64,9 @@ def not_expressible() -> tuple[NotExpressible, ...]:
 
 def read_rows(path: Path) -> tuple[Row, ...]:
     """Raises ConfigError, naming file and line, for a column, a quantity or a number that is none."""
-    columns = [field.name for field in fields(Row)]
+    columns = list(COLUMNS)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin their files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; expected CSV with the columns {','.join(columns)}") from error
     reader = csv.DictReader(text.splitlines())
@@ -85,16 +89,18 @@ def _row(record: dict[str, str], where: str) -> Row:
     low, high = (_number(record[key], f"{where}: {key}") for key in ("low", "high"))
     if low > high:
         raise ConfigError(f"{where}: low={low} is more than high={high}")
-    words = dict(word.partition("=")[::2] for word in record["edges"].split())
+    words = (word.partition("=") for word in record["edges"].split())
+    edges = {key: int(value) if value.isdecimal() else value for key, _, value in words}
     return Row(
         name=record["name"],
         overrides=tuple(record["overrides"].split()),
         quantity=record["quantity"],
         low=low,
         high=high,
-        edges=decode(Edges, words, f"{where}: edges"),
+        edges=decode(Edges, edges, f"{where}: edges"),
         source=record["source"],
         outside=record["outside"],
+        where=where,
     )
 
 

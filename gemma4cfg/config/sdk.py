@@ -138,9 +138,11 @@ class DtypeRule:
 @dataclass(frozen=True, slots=True)
 class Build:
     """How a stack is built from source for a chip that its own packages leave out. ``needs``: tools that the image lacks, and
-    what each is for. ``host_memory_gib``: of the machine on which it was built. ``patch``: the file to change first."""
+    what each is for. ``host_memory_gib``: of the machine on which it was built. ``patch``: the file to change first, in a
+    checkout of ``repository``."""
 
     why: str
+    repository: str
     environment: dict[str, str]
     before: tuple[str, ...]
     command: tuple[str, ...]

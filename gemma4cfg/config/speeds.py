@@ -1,6 +1,7 @@
 """How fast a stack runs on a chip, and what it takes to compile there: constants fitted to published runs, as data.
 
-No constant may speak of one run only: a test changes each in turn and counts the published measurements that move.
+No constant may speak of one run only, but for a serving stack's memory, of which there is one: a test changes each in turn
+and counts the published runs whose figures move.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Chip:
     shared_memory_bytes: int | None
     runtime_bytes_per_core: int
     runtime_source: str
-    link_bytes_per_s: int | None
-    link_source: str | None
+    link_bytes_per_s: int = field(metadata=_POSITIVE)
+    link_source: str
     tensor_parallel: TensorParallelDegrees | None
     source: str
 
@@ -106,9 +106,8 @@ class Target:
 
     @property
     def link_per_core(self) -> int:
-        """Bytes per second of one logical core's share of its chip's links; of its memory where the chip has none."""
-        link = self.chip.link_bytes_per_s
-        return self.chips * link // self.cores if link else self.bandwidth_per_core
+        """Bytes per second of one logical core's share of its chip's links."""
+        return self.chips * self.chip.link_bytes_per_s // self.cores
 
     @property
     def host_bytes(self) -> int:

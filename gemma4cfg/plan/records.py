@@ -248,8 +248,8 @@ class WorkingSet:
 
 @dataclass(frozen=True, slots=True)
 class MaximumContext:
-    """Tokens that a stream can hold with all else as planned: one ``step`` (the largest prefill bucket) more does not fit
-    the memory, or is more positions than the model has."""
+    """Tokens that a stream can hold with all else as planned: one ``step`` (the largest prefill bucket, or a serving stack's
+    page) more does not fit the memory, or is more positions than the model has."""
 
     tokens: int
     step: int
@@ -270,7 +270,8 @@ class CompilePeaks:
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """Bytes of the published checkpoint, of rank files with the host's tables, and of compiled graphs."""
+    """Bytes of the published checkpoint, of rank files with the host's tables, and of compiled graphs with the weights that
+    they carry."""
 
     checkpoint: int
     shards: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.records import Alternative, Layer
-from gemma4cfg.planner.device_memory import DeviceInputs
+from gemma4cfg.planner.device_memory import DeviceInputs, device_lines, hbm_budget
 from gemma4cfg.planner.implementation import fused_working_set
 from gemma4cfg.planner.on_chip import keys_of
 
@@ -75,15 +76,15 @@ def _placement(device: DeviceInputs) -> Iterator[Alternative]:
     """trace's graphs own their weights: on one core they lie there together, on a core each they take two."""
     if device.recipe.name != "trace":
         return
-    estimates, prefills = device.sdk.stack.estimates, len(device.shapes.prefill_buckets)
-    per_graph = estimates.spill_per_graph.bytes + estimates.code_per_layer.bytes * device.layers
+    prefills = len(device.shapes.prefill_buckets)
     for option, graphs in (("core_each", prefills), ("one_core", prefills + 1)):
-        copies = device.division.weights + device.division.kv + per_graph
+        lines = device_lines(replace(device, copies=graphs, graphs_on_core=graphs))
+        hbm = hbm_budget(lines, device.target.hbm_bytes_per_core)
         figures = {
             "cores": 2.0 if option == "core_each" else 1.0,
             "graphs_on_core": float(graphs),
-            "bytes_on_core": float(graphs * copies),
-            "limit": float(device.target.hbm_bytes_per_core),
+            "bytes_on_core": float(hbm.total),
+            "limit": float(hbm.limit),
         }
         yield Alternative("recipe.placement", option, option == device.recipe.placement, figures)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from gemma4cfg.plan.records import Budget
 from gemma4cfg.planner.device_memory import DeviceInputs, device_lines, graph_memory, hbm_budget, maximum_context
 from gemma4cfg.planner.host_memory import HostInputs, compile_basis, host_budget
 from gemma4cfg.planner.on_chip import working_sets
 
 
-def plan_budget(device: DeviceInputs, host: HostInputs) -> Budget:
-    """Device, on-chip and host bytes, and where each inexact figure comes from."""
+def plan_budget(device: DeviceInputs, host: HostInputs, failing: Mapping[str, Collection[int]]) -> Budget:
+    """Device, on-chip and host bytes, and where each inexact figure comes from. ``failing``: the layers of each published
+    failure that holds."""
     estimates = device.sdk.stack.estimates
     lines = device_lines(device)
     hbm = hbm_budget(lines, device.target.hbm_bytes_per_core)
@@ -26,7 +29,8 @@ def plan_budget(device: DeviceInputs, host: HostInputs) -> Budget:
         "host.steady": "the host's tables, and the model in float32 where the prompt runs on the host",
         "host.swap": f"what load_peak lacks, with a reserve: {estimates.host_reserve.source}",
         "host.compile_swap": "what compile_peak lacks, with the same reserve",
-        "host.disk": "the published checkpoint with its towers; rank files and host tables; the graphs' instructions",
+        "host.disk": "the published checkpoint with its towers; rank files and host tables; the graphs' instructions, and "
+        "the weights where each program carries its own",
         "on_chip": "arithmetic on the planned shapes; the compiler may tile otherwise",
     }
     return Budget(
@@ -35,6 +39,6 @@ def plan_budget(device: DeviceInputs, host: HostInputs) -> Budget:
         basis=basis,
         lines=lines,
         graphs=graph_memory(device),
-        on_chip=working_sets(device),
+        on_chip=working_sets(device, failing),
         maximum_context=maximum_context(device, hbm),
     )

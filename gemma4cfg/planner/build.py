@@ -45,7 +45,7 @@ def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, De
     for position, target in enumerate(config.targets):
         if config.settings.tp > target.cores:
             if asked:
-                raise _too_few_cores(config, target)
+                raise too_few_cores(config, target)
             turned_down.append(TurnedDown(target.name, Reason.TOO_FEW_CORES, f"{target.cores} cores"))
             continue
         draft = draft_plan(config, target, dtypes, divide)
@@ -61,7 +61,8 @@ def _choose_target(config: Config, dtypes: Mapping[str, str]) -> tuple[Draft, De
     raise does_not_fit(config, max(too_large, key=lambda draft: draft.target.hbm_bytes_per_core), asked, dtypes)
 
 
-def _too_few_cores(config: Config, target: Target) -> ConfigError:
+def too_few_cores(config: Config, target: Target) -> ConfigError:
+    """The refusal of more ranks than ``target`` has cores."""
     tp = config.settings.tp
     enough = [other.name for other in config.known_targets if other.family == target.family and other.cores >= tp]
     larger = f"; for tp={tp}: target={enough[0]}" if enough else ""

@@ -156,9 +156,10 @@ def activation_bytes(given: DeviceInputs, length: int, kv_length: int) -> int:
 
 
 def maximum_context(given: DeviceInputs, hbm: HbmBudget) -> MaximumContext:
-    """The longest KV, in steps of the largest prefill bucket, that fits with all else as planned."""
+    """The longest KV, in steps of the largest prefill bucket or of a serving stack's page, that fits with all else as
+    planned; no less than the plan's own where that fits."""
     shapes, serving = given.shapes, given.sdk.stack.estimates.serving
-    step = shapes.prefill_buckets[-1]
+    step = serving.page_tokens if serving else shapes.prefill_buckets[-1]
     most = given.architecture.max_positions // step
 
     def growing(kv_length: int) -> int:
@@ -175,4 +176,6 @@ def maximum_context(given: DeviceInputs, hbm: HbmBudget) -> MaximumContext:
             low = middle
         else:
             high = middle - 1
-    return MaximumContext(tokens=low * step, step=step, limited_by="positions" if low == most else "memory")
+    fits = hbm.total <= hbm.limit
+    tokens = max(low * step, shapes.kv_length if fits else 0)
+    return MaximumContext(tokens=tokens, step=step, limited_by="positions" if low == most else "memory")

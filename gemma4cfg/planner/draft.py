@@ -17,13 +17,13 @@ from gemma4cfg.planner.device_memory import DeviceInputs
 from gemma4cfg.planner.division import Divider, Division
 from gemma4cfg.planner.estimate import EstimateInputs, plan_estimate
 from gemma4cfg.planner.facts import attention_facts, plan_facts
-from gemma4cfg.planner.failures import failure_findings, published
+from gemma4cfg.planner.failures import failure_findings, layers_of, overridden, published
 from gemma4cfg.planner.host_memory import HostInputs
 from gemma4cfg.planner.implementation import choose_implementation
 from gemma4cfg.planner.kinds import layer_kinds
 from gemma4cfg.planner.layers import plan_layers
 from gemma4cfg.planner.offload import ALL_ON_DEVICE, host_parts, offload_decisions
-from gemma4cfg.planner.on_chip import disagreements
+from gemma4cfg.planner.on_chip import on_chip_findings
 from gemma4cfg.planner.shapes import plan_dtype, plan_shapes
 from gemma4cfg.planner.stack import RankMemory, choose_recipe, choose_sdk, copies_on_core, graphs_on_core
 from gemma4cfg.planner.structure import structure_decisions, structure_findings
@@ -71,7 +71,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
     refuse_unread_by_stack(config.overrides, recipe)
 
     copies = copies_on_core(recipe, buckets)
-    facts = plan_facts(model, target, recipe, division, tp, copies)
+    facts = plan_facts(model, target, recipe, division, tp, copies, settings.swap_gib)
     of_layers = attention_facts(model, division.layouts, tp)
     implementation, implementation_decision, implementation_findings = choose_implementation(
         settings.attention.implementation, model, shapes, dtype, sdk, target, facts, of_layers
@@ -82,7 +82,8 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
     # Published of graphs that return every row of the bucket, ours return the last: cited, not followed to other shapes.
     capped = published(sdk, "softcap_on_host", {**facts, "prefill_rows": "all"}, of_layers)
     note = "; ".join(f"{failure.what} ({failure.source})" for _, failure in capped)
-    deciding = {name for name, _ in (*published(sdk, "eager_attention", facts, of_layers), *capped)}
+    holding = (*(published(sdk, effect, facts, of_layers) for effect in ("eager_attention", "warning")), capped)
+    failing = {name: layers_of(failure, of_layers) for group in holding for name, failure in group}
     host = host_parts(division.offload, model, division.placed, dtypes, note)
     kinds = layer_kinds(layers)
     device = DeviceInputs(
@@ -109,6 +110,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
             host=host,
             swap=settings.swap_gib * GIB,
         ),
+        failing,
     )
     speed = EstimateInputs(model, division, kinds, tp, target, recipe, sdk)
     decisions = (
@@ -117,7 +119,7 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         dtype_decision,
         *division.attention_decisions,
         implementation_decision,
-        *structure_decisions(model, division),
+        *structure_decisions(model, division, served=recipe.name == "vllm"),
         *division.feedforward.decisions,
         division.lm_head_decision,
         *(offload_decisions(division, model, dtypes, note) if recipe.name != "vllm" else ()),
@@ -127,7 +129,8 @@ def draft_plan(config: Config, target: Target, dtypes: Mapping[str, str], divide
         *dtype_findings,
         *recipe_findings,
         *implementation_findings,
-        *disagreements(budget.on_chip, deciding, implementation),
+        *(overridden(capped) if division.offload.softcap == "device" else ()),
+        *on_chip_findings(budget.on_chip, implementation, division.offload.softcap),
         *structure_findings(layers, division.layouts, tp, target, budget, settings.swap_gib),
         *failure_findings(sdk, facts, of_layers),
     )

@@ -40,7 +40,7 @@ def plan_estimate(given: EstimateInputs, alternatives: tuple[Alternative, ...]) 
     """Floors, ranges and costs of a plan."""
     division, shapes = given.division, given.shapes
     decode = decode_traffic(given.architecture, division, given.kinds, given.tp)
-    longest = prefill_traffic(given.architecture, division, given.kinds, given.tp, shapes.prefill_buckets[-1])
+    longest = _prefill_traffic(given, shapes.prefill_buckets[-1], PLANNED)
     rate = decode_span(given)
     buckets = {str(bucket): prefill_span(given, bucket) for bucket in shapes.prefill_buckets}
     price = given.target.price
@@ -78,7 +78,7 @@ def prefill_span(given: EstimateInputs, bucket: int, edges: Edges = PLANNED) -> 
     """Milliseconds of one prompt of ``bucket`` tokens in every stream."""
     if given.recipe.prefill == "host":
         return _host_prefill(given)
-    traffic = prefill_traffic(given.architecture, given.division, given.kinds, given.tp, bucket, edges)
+    traffic = _prefill_traffic(given, bucket, edges)
     fit = given.speeds.prefill
     memory = (traffic.weights + traffic.kv) / (given.target.bandwidth_per_core * given.speeds.bandwidth.middle)
     peak = given.target.tflops_per_core(given.division.dtype) * 1e12
@@ -102,6 +102,13 @@ def compile_seconds(given: EstimateInputs, rows: Sequence[int]) -> Span:
     layers = given.architecture.layers
     seconds = sum(layers * (fit.seconds_per_layer + fit.seconds_per_layer_and_row * length) for length in rows)
     return Span(_round(seconds / fit.factor), _round(seconds * fit.factor))
+
+
+def _prefill_traffic(given: EstimateInputs, bucket: int, edges: Edges) -> Traffic:
+    """A graph is padded to its bucket and its whole KV; a stack that serves by itself goes through the prompt's own keys."""
+    length = edges.prompt or bucket
+    held = length if given.sdk.stack.estimates.serving else given.shapes.kv_length
+    return prefill_traffic(given.architecture, given.division, given.kinds, given.tp, length, held, edges)
 
 
 def _collective_seconds(given: EstimateInputs, traffic: Traffic) -> float:

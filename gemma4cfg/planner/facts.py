@@ -10,10 +10,17 @@ from gemma4cfg.config.schema import Recipe
 from gemma4cfg.config.target import Target
 from gemma4cfg.planner.division import Division
 from gemma4cfg.planner.heads import HeadLayout
+from gemma4cfg.planner.host_memory import text_elements
 
 
 def plan_facts(
-    architecture: Architecture, target: Target, recipe: Recipe, division: Division, tp: int, graphs_per_core: int
+    architecture: Architecture,
+    target: Target,
+    recipe: Recipe,
+    division: Division,
+    tp: int,
+    graphs_per_core: int,
+    swap_gib: int,
 ) -> dict[str, Any]:
     """Facts of the whole plan. ``prefill_rows`` is ``last``: our graphs select a stream's last row before the head."""
     shapes, offload, moe = division.shapes, division.offload, division.feedforward.moe
@@ -44,6 +51,9 @@ def plan_facts(
         "kv_layout": shapes.kv_layout,
         "graphs_per_core": graphs_per_core,
         "layers": architecture.layers,
+        "text_parameters": text_elements(architecture)[0],
+        "host_memory_gib": target.host_memory_gib,
+        "swap_gib": swap_gib,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gemma4cfg.config.sdk import Effect, Failure, Sdk
@@ -14,7 +14,8 @@ Facts = Mapping[str, Any]
 PLAN_FACTS = frozenset(
     "model family recipe api tp dtype kv_dtype batch kv_length max_prefill_bucket prefill_rows prefill_graphs has_ple has_moe "  # noqa: SIM905
     "moe_partition has_kv_sharing hidden_size vocab_size softcap_home sampling_home token_embedding_home "
-    "per_layer_embedding_home lm_head_partition kv_layout graphs_per_core layers".split()
+    "per_layer_embedding_home lm_head_partition kv_layout graphs_per_core layers text_parameters host_memory_gib "
+    "swap_gib".split()
 )
 """Facts of the whole plan that a failure's ``when`` may name."""
 
@@ -43,11 +44,23 @@ def failure_findings(sdk: Sdk, plan: Facts, layers: Sequence[Facts]) -> tuple[Fi
     severities: tuple[Literal["error", "warning", "info"], ...] = ("error", "warning", "info")
     for severity in severities:
         for name, failure in published(sdk, severity, plan, layers):
-            holding = [i for i, layer in enumerate(layers) if _layer_holds(failure.when, layer)]
-            layer = holding[0] if len(holding) == 1 and len(layers) > 1 else None
+            holding = layers_of(failure, layers)
+            layer = min(holding) if len(holding) == 1 and len(layers) > 1 else None
             message = f"{failure.what} ({failure.source})"
             found.append(Finding(severity, name, layer, message, failure.fix))
     return tuple(found)
+
+
+def layers_of(failure: Failure, layers: Sequence[Facts]) -> frozenset[int]:
+    """The layers that ``failure`` speaks of: all where it names no fact of a layer."""
+    return frozenset(index for index, layer in enumerate(layers) if _layer_holds(failure.when, layer))
+
+
+def overridden(failures: Iterable[tuple[str, Failure]]) -> tuple[Finding, ...]:
+    """What is said where the configuration asks for what failed."""
+    return tuple(
+        Finding("warning", name, None, f"{failure.what} ({failure.source})", failure.fix) for name, failure in failures
+    )
 
 
 def _in_range(failure: Failure, sdk: Sdk) -> bool:

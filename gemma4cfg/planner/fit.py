@@ -21,11 +21,8 @@ def does_not_fit(config: Config, draft: Draft, asked: bool, dtypes: Mapping[str,
     where = f"does not fit {draft.target.name}" if asked else f"fits no known machine; on {draft.target.name}"
     message = f"{config.model.name} at tp={config.settings.tp} {where}: {figures(draft)}"
     would = _what_would_fit(config, draft, dtypes)
-    fix = (
-        "; ".join(would)
-        if would
-        else "nothing with the rest as it is; try recipe=auto, offload=host, or a smaller shapes.kv_length"
-    )
+    others = "target=auto with a higher tp" if draft.recipe.name == "vllm" else "recipe=auto, offload=host"
+    fix = "; ".join(would) or f"nothing with the rest as it is; try {others}, or a smaller shapes.kv_length"
     finding = Finding("error", "does_not_fit", None, message, fix)
     return PlanError(f"{message}. Would fit: {fix}", (*draft.findings, finding))
 

@@ -11,7 +11,7 @@ from gemma4cfg.findings import Finding
 from gemma4cfg.plan.bytes import ITEM_BYTES
 from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, Shapes, TurnedDown
-from gemma4cfg.planner.failures import Facts, published
+from gemma4cfg.planner.failures import Facts, overridden, published
 
 
 def choose_implementation(
@@ -35,11 +35,7 @@ def choose_implementation(
     figures = f"the fused kernel's rows take {need:,} of {limit:,} bytes a partition by arithmetic"
     if asked != "auto":
         other = TurnedDown("sdpa" if asked == "eager" else "eager", Reason.NOT_REQUESTED, "")
-        findings = tuple(
-            Finding("warning", name, None, f"{failure.what} ({failure.source})", failure.fix)
-            for name, failure in failures
-            if asked != "eager"
-        )
+        findings = overridden(failures) if asked != "eager" else ()
         return asked, Decision("attention.implementation", asked, (other,), Reason.REQUESTED, figures), findings
     if not failures:
         other = TurnedDown("eager", Reason.DEVICE_WORK, "")

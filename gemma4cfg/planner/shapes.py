@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gemma4cfg.architecture.model import Architecture
 from gemma4cfg.config.schema import ShapesChoice
 from gemma4cfg.config.sdk import DtypeRule, Sdk
+from gemma4cfg.config.speeds import Serving
 from gemma4cfg.errors import ConfigError
 from gemma4cfg.findings import Finding
 from gemma4cfg.plan.bytes import FLOATING
@@ -40,6 +42,8 @@ def plan_shapes(
             f"shapes.kv_length={choice.kv_length}: {architecture.name} has positions up to {longest}"
             f"{''.join(f' ({remark.message})' for remark in remarks)}; e.g. shapes.kv_length={longest}"
         )
+    if serving := sdk.stack.estimates.serving:
+        choice = _served(choice, serving)
     buckets = choice.prefill_buckets
     if not buckets:
         raise ConfigError("shapes.prefill_buckets is empty; e.g. shapes.prefill_buckets=[512]")
@@ -63,6 +67,13 @@ def plan_shapes(
         kv_dtype=kv_dtype,
         prompt_chunking=choice.prompt_chunking,
     )
+
+
+def _served(choice: ShapesChoice, serving: Serving) -> ShapesChoice:
+    """What a stack that serves by itself makes of any choice: a prompt runs in chunks of the stack's, and a sliding layer
+    keeps its window."""
+    chunk = min(serving.chunk_tokens, choice.kv_length)
+    return replace(choice, prefill_buckets=(chunk,), kv_layout="ring", prompt_chunking=True)
 
 
 def _dtype_reason(sdk: Sdk, dtype: str) -> Reason:

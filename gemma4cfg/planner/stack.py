@@ -14,6 +14,7 @@ from gemma4cfg.plan.reasons import Reason
 from gemma4cfg.plan.records import Decision, TurnedDown
 from gemma4cfg.planner.calls import api_key
 from gemma4cfg.planner.division import Division
+from gemma4cfg.planner.host_memory import all_ranks_peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,12 @@ def _objection(
     if recipe.name == "trace":
         return _trace_objection(recipe, target, tp, prefill_graphs, memory)
     if recipe.name == "tp_alias":
-        need = tp * (2 * memory.weights + sdk.stack.estimates.compiler_peak.bytes)
+        estimates = sdk.stack.estimates
+        need = all_ranks_peak(tp, memory.weights, estimates.compiler_peak.bytes) + estimates.host_reserve.bytes
         if need > memory.host:
-            detail = f"compiling {tp} ranks at once takes {need:,} bytes of {memory.host:,} on the host, swap included"
+            detail = (
+                f"compiling {tp} ranks at once takes {need:,} bytes of {memory.host:,} with swap, a reserve included"
+            )
             return TurnedDown("tp_alias", Reason.DOES_NOT_FIT, detail)
     return None
 

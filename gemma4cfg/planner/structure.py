@@ -16,8 +16,9 @@ from gemma4cfg.planner.kv import kv_length_of
 from gemma4cfg.runs import index_runs
 
 
-def structure_decisions(architecture: Architecture, division: Division) -> tuple[Decision, ...]:
-    """KV sharing, what V is made of, the layout of the cache, and how a long prompt is run."""
+def structure_decisions(architecture: Architecture, division: Division, served: bool) -> tuple[Decision, ...]:
+    """KV sharing, what V is made of, the layout of the cache, and how a long prompt is run. ``served``: by a stack of its
+    own, which decides the last two."""
     layers, shapes = layer_facts(architecture), division.shapes
     owners: dict[int, list[int]] = {}
     for layer in layers:
@@ -38,14 +39,15 @@ def structure_decisions(architecture: Architecture, division: Division) -> tuple
     if doubled:
         detail = f"layers {index_runs(doubled)}: V is k_proj's output before k_norm and rotary; K and V are kept apart"
         decisions.append(Decision("kv.value_source", "k_proj", (), Reason.ARCHITECTURE, detail))
+    reason = Reason.STACK_OF_TARGET if served else Reason.REQUESTED
     other = "ring" if shapes.kv_layout == "linear" else "linear"
     lengths = ", ".join(f"{name}: {length} rows" for name, length in _lengths(architecture, shapes).items())
     decisions.append(
         Decision(
             "kv.layout",
             shapes.kv_layout,
-            (TurnedDown(other, Reason.NOT_REQUESTED, ""),),
-            Reason.REQUESTED,
+            () if served else (TurnedDown(other, Reason.NOT_REQUESTED, ""),),
+            reason,
             f"{lengths}; {division.kv_per_token:,} bytes a token and rank; {_kv_bytes(architecture, division)}",
         )
     )
@@ -55,7 +57,7 @@ def structure_decisions(architecture: Architecture, division: Division) -> tuple
         if shapes.prompt_chunking
         else f"a prompt over {longest} tokens is refused"
     )
-    decisions.append(Decision("prompt_chunking", shapes.prompt_chunking, (), Reason.REQUESTED, chunking))
+    decisions.append(Decision("prompt_chunking", shapes.prompt_chunking, (), reason, chunking))
     return tuple(decisions)
 
 
@@ -83,7 +85,7 @@ def structure_findings(
         message = f"loading peaks at {host.load_peak / GIB:.1f} GiB of host memory, {target.name} has {target.host_memory_gib}"
         fix = f"{host.swap / GIB:.1f} GiB of swap or more, and swap_gib={-(-host.swap // GIB)} to say so"
         findings.append(Finding("warning", "host_swap", None, message, fix))
-    if host.compile_peak and not host.can.compile:
+    if not host.can.compile:
         message = (
             f"compiling peaks at about {host.compile_peak / GIB:.1f} GiB of host memory, {target.name} has "
             f"{target.host_memory_gib} and {swap_gib} of swap"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gemma4cfg.architecture.inventory import EMBEDDING, LM_HEAD
@@ -15,13 +15,15 @@ from gemma4cfg.planner.kinds import LayerKind
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What crosses between host and device in a call, where a program differs from the plan's graphs: published ports return
-    the logits of every row of the bucket, some pass their KV in and out, some cross in float32 (``dtype``; null: the
-    plan's)."""
+    """Where a measured program differs from the plan's graphs. Published ports return the logits of every row of the bucket,
+    some pass their KV in and out, some cross in float32 (``dtype``; null: the plan's). A stack that serves by itself was
+    given prompts of ``prompt`` tokens and decoded behind ``held`` (null: a whole chunk, and a full KV)."""
 
     logit_rows: Literal["last", "all"] = "last"
     kv: Literal["device", "host"] = "device"
-    dtype: str | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    prompt: int | None = field(default=None, metadata={"minimum": 1})
+    held: int | None = field(default=None, metadata={"minimum": 1})
 
 
 PLANNED = Edges()
@@ -45,7 +47,7 @@ def decode_traffic(
     architecture: Architecture, division: Division, kinds: Sequence[LayerKind], tp: int, edges: Edges = PLANNED
 ) -> Traffic:
     """One step of every stream, KV at full length. Every layer reads its keys, a borrower its owner's."""
-    return _traffic(architecture, division, kinds, tp, 1, edges)
+    return _traffic(architecture, division, kinds, tp, 1, edges.held or division.shapes.kv_length, edges)
 
 
 def prefill_traffic(
@@ -53,11 +55,12 @@ def prefill_traffic(
     division: Division,
     kinds: Sequence[LayerKind],
     tp: int,
-    bucket: int,
+    length: int,
+    held: int,
     edges: Edges = PLANNED,
 ) -> Traffic:
-    """One prompt of ``bucket`` tokens in every stream."""
-    return _traffic(architecture, division, kinds, tp, bucket, edges)
+    """One prompt of ``length`` tokens in every stream, each scored against the keys of a KV of ``held``."""
+    return _traffic(architecture, division, kinds, tp, length, held, edges)
 
 
 def _traffic(
@@ -66,6 +69,7 @@ def _traffic(
     kinds: Sequence[LayerKind],
     tp: int,
     length: int,
+    held: int,
     edges: Edges,
 ) -> Traffic:
     shapes, item = division.shapes, ITEM_BYTES[division.dtype]
@@ -75,7 +79,7 @@ def _traffic(
     body = division.weights_read // item - head
     operations, kv, reduces = 2 * body * rows + 2 * head * head_rows, 0, 0
     for kind in kinds:
-        layer, keys = kind.layer, kind.kv_rows(shapes.kv_length)
+        layer, keys = kind.layer, kind.kv_rows(held)
         kv += kind.count * keys * kind.kv_row_bytes(shapes)
         operations += kind.count * 4 * rows * keys * layer.attention.local_q_heads * layer.head_dim
         parts = (layer.attention, layer.mlp, layer.moe, layer.ple)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,10 +123,15 @@ def _parts(plan: JsonPlan, console: Console) -> None:
 def _calls(plan: JsonPlan, console: Console) -> None:
     table = plain_table("call", "api", "arguments")
     for number, call in enumerate(plan["calls"]):
-        arguments = ", ".join(f"{key}={argument(value)}" for key, value in call["args"].items())
+        arguments = ", ".join(f"{key}={_argument(key, value)}" for key, value in call["args"].items())
         table.add_row(str(number), call["api"], escape(arguments))
     console.print()
     console.print(table)
+
+
+def _argument(key: str, value: Any) -> str:
+    """A command is whole, to be copied."""
+    return shlex.join(map(argument, value)) if key == "command" else argument(value)
 
 
 def _budget(plan: JsonPlan, console: Console) -> None:

@@ -234,6 +234,11 @@ VALUES: dict[str, tuple[tuple[str, ...], str, dict[str, tuple[str, ...]]]] = {
         "ple.partition",
         {"split": ("ple.partition is never read: 31b has no per-layer embeddings", "leave it out")},
     ),
+    "too-large-for-a-gpu": (
+        ("target=g5g.2xlarge",),
+        "model",
+        {"31b": ("31b at tp=1 does not fit g5g.2xlarge", "try target=auto with a higher tp")},
+    ),
     "offload-of-vllm": (
         ("model=e2b", "target=g5g.2xlarge"),
         "offload",

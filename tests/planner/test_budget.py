@@ -169,10 +169,11 @@ def test_one_more_bucket_does_not_fit(model: str, target: str, layout: str) -> N
             break
         config = replace(start, settings=replace(start.settings, tp=tp))
         draft = draft_of(config)
-        if not draft.fits:
-            continue
         context = draft.budget.maximum_context
-        assert context.step == 128 and context.tokens % context.step == 0
+        if not draft.fits:
+            assert context.tokens < config.settings.shapes.kv_length
+            continue
+        assert context.step == (16 if machine.family == "g5g" else 128) and context.tokens % context.step == 0
         at = draft_of(with_shapes(config, draft.recipe, kv_length=context.tokens))
         assert at.fits
         assert at.budget.maximum_context == context
@@ -181,6 +182,14 @@ def test_one_more_bucket_does_not_fit(model: str, target: str, layout: str) -> N
         else:
             assert not draft_of(with_shapes(config, draft.recipe, kv_length=context.tokens + context.step)).fits
         return
+
+
+@pytest.mark.parametrize(("kv_length", "tokens"), [(262_144, 262_144), (1_234, 262_000)])
+def test_the_planned_length_is_no_more_than_the_longest(kv_length: int, tokens: int) -> None:
+    """Where it is no multiple of the bucket: all of a model's positions, or where the next bucket is out of reach."""
+    words = ("model=31b", "tp=8", "target=inf2.24xlarge", "shapes.prefill_buckets=[500]", "shapes.prompt_chunking=true")
+    context = plan_of(*words, "shapes.kv_layout=ring", f"shapes.kv_length={kv_length}").budget.maximum_context
+    assert (context.tokens, context.limited_by) == (tokens, "positions")
 
 
 def test_the_loop_above_meets_every_model() -> None:
@@ -209,7 +218,11 @@ def test_on_chip_figures_of_12b() -> None:
         assert row.psum_banks is not None and row.psum_banks <= 8
     assert {row.bytes for row in sets_of(plan, "eager attention", "prefill_64")} == {256 * 4}
     assert {row.bytes for row in sets_of(plan, "fused attention", "prefill_64")} == {(256 + 256) * 6, (256 + 512) * 6}
-    assert {row.published for row in sets_of(plan, "fused attention", "decode")} == {"fused_attention_window_1024"}
+    published = {row.layers: row.published for row in sets_of(plan, "fused attention", "decode")}
+    assert published == {
+        "sliding_attention, mlp 7680": "fused_attention_window_1024",
+        "full_attention, mlp 7680": None,
+    }
     # 3840 / 128 = 30 rows of hidden, 7680 / 128 = 60 of gate and of up
     assert {row.bytes for row in sets_of(plan, "mlp tile", "prefill_64")} == {
         (30 * 64 + 2 * 60 * 64 + 2 * 30 * 128) * 2
@@ -231,21 +244,51 @@ def test_arithmetic_against_a_published_failure_is_said(code: str) -> None:
     assert findings(plan_of("model=12b", "tp=2", "target=inf2.8xlarge", "sdk=neuron-2.31"), code) == []
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=e2b", "target=inf2.xlarge"),
+        ("model=12b", "tp=2", "target=inf2.8xlarge", "sdk=neuron-2.31"),
+        ("model=12b", "tp=4", "target=trn2.3xlarge", "sdk=neuron-2.31"),
+    ],
+)
+def test_a_failure_is_on_no_working_set_of_another_shape_or_compiler(overrides: tuple[str, ...]) -> None:
+    assert {row.published for row in plan_of(*overrides).budget.on_chip} == {None}
+
+
+def test_a_window_alone_is_on_the_working_sets_of_31b() -> None:
+    """The cap failed on 12B's shapes only."""
+    rows = plan_of("model=31b", "tp=8", "target=inf2.24xlarge").budget.on_chip
+    assert {row.published for row in rows} == {None, "fused_attention_window_1024"}
+    assert all(row.layers.startswith("sliding") for row in rows if row.published)
+
+
 def test_both_failures_can_be_overridden() -> None:
-    plan = plan_of(
-        "model=12b", "tp=2", "target=inf2.8xlarge", "attention.implementation=sdpa", "offload.softcap=device"
-    )
+    """Each is warned of, and nothing is advised that is set already."""
+    choices = {"attention.implementation=sdpa", "offload.softcap=device"}
+    plan = plan_of("model=12b", "tp=2", "target=inf2.8xlarge", *choices)
     assert {layer.attention.implementation for layer in plan.layers} == {"sdpa"}
     assert "softcap" not in {part.what for part in plan.host}
+    warned = {finding.code for finding in plan.findings if finding.severity == "warning"}
+    assert {"fused_attention_window_1024", "softcap_prefill_all_rows"} <= warned
+    assert not [finding for finding in plan.findings if any(choice in finding.fix for choice in choices)]
+
+
+def test_whatever_overflows_of_our_own_graphs_is_said() -> None:
+    """32 streams: 32 x 262,144 x 4 / 128 of the cap, and 512 rows of E2B's wide MLP; the cap on the host is no part of it."""
+    words = ("model=e2b", "target=inf2.xlarge", "shapes=kv256", "shapes.batch=32")
+    (finding,) = findings(plan_of(*words, "offload.softcap=device"), "working_set_overflows")
+    assert "softcap, last row: 262,144 of 196,608" in finding.message and "mlp tile: 215,040" in finding.message
+    assert "offload.softcap=host" in finding.fix
+    (finding,) = findings(plan_of(*words), "working_set_overflows")
+    assert "softcap" not in finding.message + finding.fix
 
 
 def test_arithmetic_that_nobody_published_is_said() -> None:
     """32,768 keys of 6 bytes are over 196,608; E2B takes fused attention, and no report says that it fails."""
-    (finding,) = findings(
-        plan_of("model=e2b", "tp=2", "shapes=kv32k", "target=inf2.xlarge"), "fused_attention_overflows"
-    )
+    (finding,) = findings(plan_of("model=e2b", "tp=2", "shapes=kv32k", "target=inf2.xlarge"), "working_set_overflows")
     assert f"{(32_768 + 512) * 6:,} of 196,608" in finding.message
-    assert findings(plan_of("model=e2b", "tp=2", "target=inf2.xlarge"), "fused_attention_overflows") == []
+    assert findings(plan_of("model=e2b", "tp=2", "target=inf2.xlarge"), "working_set_overflows") == []
 
 
 def test_shared_memory_of_the_gpu() -> None:
@@ -301,7 +344,7 @@ def test_compile_peaks_of_the_published_31b_port() -> None:
     assert peaks.one_rank_bfloat16 == 2 * elements + rank + compiler == pytest.approx(83e9, rel=0.01)
     assert peaks.one_rank_float32 == 6 * elements == pytest.approx(182e9, rel=0.02)
     assert peaks.all_ranks_bfloat16 == 8 * (2 * rank + compiler)
-    assert peaks.all_ranks_float32 == 8 * (4 * rank + compiler)
+    assert peaks.all_ranks_float32 == 8 * (4 * elements + 4 * rank + compiler), "each loads the whole model"
 
 
 @pytest.mark.parametrize(
@@ -313,6 +356,24 @@ def test_disk_of_a_published_checkpoint(model: str, published: int) -> None:
     assert plan_of(f"model={model}", "tp=8").budget.host.disk.checkpoint == published
 
 
+@pytest.mark.parametrize(
+    ("overrides", "programs"),
+    [
+        (("model=e2b", "target=inf2.xlarge", "recipe=trace"), 2),
+        (("model=e4b", "tp=2", "recipe=tp_alias"), 4),
+        (("model=e4b", "tp=2", "recipe=tp_alias", "recipe.prefill=host"), 2),
+        (("model=e4b", "tp=2", "recipe=model_builder"), 0),
+    ],
+)
+def test_disk_of_artifacts(overrides: tuple[str, ...], programs: int) -> None:
+    """Programs of trace and parallel_model_trace carry a rank's weights each; ModelBuilder's carries none."""
+    plan = plan_of(*overrides)
+    code = sum(graph.code for graph in plan.budget.graphs)
+    weights = plan.budget.hbm_per_rank.weights // plan.weight_copies
+    ranks = plan.tp if programs else 1
+    assert plan.budget.host.disk.artifacts == programs * weights + ranks * code
+
+
 def test_gpu_host() -> None:
     """8 GiB do not map E2B's file without swap; none of it compiles graphs, and the stack is built on 32 GiB."""
     small, usual = (plan_of("model=e2b", f"target=g5g.{size}").budget.host for size in ("xlarge", "2xlarge"))
@@ -320,7 +381,28 @@ def test_gpu_host() -> None:
     assert small.swap > 0 == usual.swap
     assert small.compile is usual.compile is None
     assert {small.compile_on, usual.compile_on} == {"g5g.4xlarge"}
+    assert (small.compile_swap, usual.compile_swap) == (24 * GIB, 16 * GIB), (
+        "up to the 32 GiB of the host that built it"
+    )
     assert usual.load_peak == 5_104_298_467 * 2, "every parameter, towers too"
+
+
+@pytest.mark.parametrize(
+    ("target", "swap", "builds"), [("xlarge", 24, True), ("xlarge", 23, False), ("4xlarge", 0, True)]
+)
+def test_a_host_too_small_to_build_is_said(target: str, swap: int, builds: bool) -> None:
+    plan = plan_of("model=e2b", f"target=g5g.{target}", f"swap_gib={swap}")
+    assert plan.budget.host.can.compile == builds
+    assert [finding.fix for finding in findings(plan, "host_compile")] == (
+        [] if builds else ["compile on g5g.4xlarge, or 24.0 GiB of swap (swap_gib=24 to say so)"]
+    )
+    (install, *_) = plan.calls
+    assert install.args["needs"]["memory"].startswith("32 GiB with swap")
+
+
+def test_a_machine_with_a_spot_price_has_a_price() -> None:
+    (decision,) = [item for item in plan_of(*PLANS["vllm"]).decisions if item.id == "target"]
+    assert decision.detail.endswith(", 0.369 $/h spot, none on demand known (2026-08-19)")
 
 
 # --- time and cost ---
@@ -352,6 +434,17 @@ def test_floors_are_the_chips_limits() -> None:
     assert plan.estimate.floors.prefill_ms == pytest.approx(1e3 * prefill, rel=1e-3)
 
 
+def test_two_gpus_pay_for_what_passes_between_them() -> None:
+    """Over PCIe, slower than their memory: 4,096 rows of 1,536 in float16, all-reduced in every layer."""
+    words = ("model=e2b", "target=g5g.16xlarge", "shapes.kv_length=4096")
+    plan, alone = plan_of(*words, "tp=2"), plan_of(*words)
+    reduces = int(plan.estimate.basis.split(" collectives")[0].split()[-1])
+    passed = 2 * reduces * 4096 * 1536 * 2 // 2
+    assert reduces >= 70
+    between = 1e3 * (passed / 15.75e9 + reduces * 20e-6)
+    assert plan.estimate.floors.prefill_ms == pytest.approx(alone.estimate.floors.prefill_ms / 2 + between, rel=0.05)
+
+
 def test_borrowed_keys_are_read_again() -> None:
     """E2B keeps 15 slots and 35 layers read them: 28 sliding of 256, 7 full of 512."""
     plan = plan_of("model=e2b", "target=inf2.xlarge")
@@ -367,6 +460,26 @@ def test_cost_is_price_over_speed() -> None:
     assert costs.spot.high == pytest.approx(0.1177 / 3600 / rate.low * 1e6, rel=1e-5)
     unknown = plan_of("model=31b", "tp=8").estimate.usd_per_million_tokens
     assert (unknown.on_demand, unknown.spot) == (None, None)
+
+
+@pytest.mark.parametrize("shapes", ["kv128", "kv8k", "kv16k", "kv32k"])
+def test_equal_commands_of_vllm_are_equal_plans(shapes: str) -> None:
+    """vLLM is told a length and how many streams; what else a group of shapes says of graphs is nothing to it."""
+    words = ("model=e2b", "target=g5g.2xlarge", "shapes.kv_length=131072")
+    usual, plan = plan_of(*words), plan_of(*words, f"shapes={shapes}")
+    assert (plan.plan_id, plan.estimate, plan.budget) == (usual.plan_id, usual.estimate, usual.budget)
+    reasons = {decision.id: decision.reason for decision in plan.decisions}
+    assert reasons["kv.layout"] == reasons["prompt_chunking"] == "stack_of_target"
+
+
+def test_a_longer_context_does_not_slow_a_prompt_of_vllm() -> None:
+    """Its keys are the prompt's own; a graph is padded to its whole KV."""
+    words = ("model=e2b", "target=g5g.2xlarge")
+    served = [plan_of(*words, f"shapes.kv_length={length}").estimate for length in (4096, 131072)]
+    assert served[0].prefill_ms == served[1].prefill_ms
+    assert served[0].floors.prefill_ms == served[1].floors.prefill_ms
+    graphs = [plan_of("model=e2b", "target=inf2.xlarge", f"shapes.kv_length={n}").estimate for n in (4096, 131072)]
+    assert graphs[0].floors.prefill_ms < graphs[1].floors.prefill_ms
 
 
 def test_nothing_is_compiled_ahead_by_vllm() -> None:
@@ -395,6 +508,21 @@ def test_options_with_figures(overrides: tuple[str, ...], choice: str, options: 
     found = [option for option in plan_of(*overrides).estimate.alternatives if option.choice == choice]
     assert {option.option: option.taken for option in found} == options
     assert all(option.figures for option in found)
+
+
+@pytest.mark.parametrize("placement", ["core_each", "one_core"])
+def test_bytes_of_a_placement_are_the_budgets(placement: str) -> None:
+    """What a plan says of the other placement, the other plan says of itself."""
+    plans = {
+        option: plan_of("model=e2b", "target=inf2.xlarge", "recipe=trace", f"recipe.placement={option}")
+        for option in ("core_each", "one_core")
+    }
+    told = {
+        option.option: option.figures["bytes_on_core"]
+        for option in plans[placement].estimate.alternatives
+        if option.choice == "recipe.placement"
+    }
+    assert told == {option: plan.budget.hbm_per_rank.total for option, plan in plans.items()}
 
 
 def test_figures_of_the_experts() -> None:

@@ -44,6 +44,7 @@ def graph(name: str, tokens: int, slots: int = 1) -> Graph:
 
 BUILD = Build(
     why="",
+    repository="https://host/vllm",
     environment={"ARCH": "7.5"},
     before=("python prepare.py",),
     command=("pip", "install", "."),
@@ -385,10 +386,10 @@ def vllm_transcript(served: Any) -> Transcript:
     """Built for the chip alone with the tile clamped, served, and asked something whose answer is known."""
     patch = {"file": "attention.py", "num_stages": 1, "at_most_bytes": 60_000}
     build = {
-        "before": ["python prepare.py"],
+        "before": ["git clone --branch v0.27.2rc0 https://host/vllm vllm", "cd vllm", "python prepare.py"],
         "command": ["pip", "install", "."],
         "env": {"ARCH": "7.5"},
-        "needs": {"nvcc": "a toolkit"},
+        "needs": {"nvcc": "a toolkit", "memory": "32 GiB with swap, as the machine on which it was built"},
         "patch": {**patch, "tile_of_head_dim": VLLM_TILES},
         "requires": {"vllm": ">=0.27.2rc0"},
     }

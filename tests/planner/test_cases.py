@@ -389,7 +389,11 @@ def test_case_61_float16_is_refused_but_on_the_gpu() -> None:
     assert message.endswith("Instead: bfloat16 or float32")
     plan = plan_of("model=e2b", "target=g5g.2xlarge")
     assert plan.dtype == "float16"
-    assert [finding.severity for finding in findings(plan, "dtype_float16")] == ["warning"]
+    (warning,) = findings(plan, "dtype_float16")
+    assert (warning.severity, "target=inf2.xlarge, in bfloat16" in warning.fix) == ("warning", True)
+    assert "does not fit" in refusal("model=e2b", "tp=2", "target=g5g.16xlarge", "dtype=float32"), (
+        "so it is not advised"
+    )
 
 
 # --- G. windows ---

@@ -330,6 +330,18 @@ def test_swap_counts_as_host_memory() -> None:
     assert build_plan(swapping).recipe == "tp_alias"
 
 
+@pytest.mark.parametrize("swap_gib", range(16, 24))
+def test_a_recipe_chosen_to_compile_all_ranks_can(swap_gib: int) -> None:
+    """The choice and the budget judge by the same bytes, what the system keeps among them."""
+    config = supporting(load_config(["model=e4b", "tp=2", "target=inf2.xlarge"]), "parallel_model_trace", "supported")
+    plan = build_plan(replace(config, settings=replace(config.settings, swap_gib=swap_gib)))
+    assert (plan.recipe, plan.budget.host.can.compile) in {("tp_alias", True), ("model_builder", True)}
+    alias = build_plan(
+        load_config(["model=e4b", "tp=2", "target=inf2.xlarge", "recipe=tp_alias", f"swap_gib={swap_gib}"])
+    )
+    assert alias.budget.host.can.compile == (plan.recipe == "tp_alias")
+
+
 def test_no_recipe_left() -> None:
     config = supporting(load_config(["model=e4b", "tp=2", "target=inf2.8xlarge"]), "model_builder_v2", None)
     with pytest.raises(PlanError) as refused:

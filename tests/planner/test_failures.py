@@ -26,6 +26,7 @@ class Case:
 
 
 B12 = "model=12b tp=2 target=inf2.8xlarge"
+E2B, SERVED = "model=e2b target=inf2.8xlarge", "model=e2b target=g5g.2xlarge"
 ANY = "1.0"
 CASES = {
     "fused_attention_window_1024": Case(B12, ("model=e2b target=inf2.8xlarge",), "2.23.6484", ("2.22.9", "2.24")),
@@ -51,8 +52,22 @@ CASES = {
         ANY,
     ),
     "prefill_16384_host_memory": Case(
-        "model=31b tp=4 target=trn2.48xlarge shapes=kv16k shapes.prefill_buckets=[16384]",
-        ("model=31b tp=4 target=trn2.48xlarge shapes=kv16k shapes.prefill_buckets=[8192]",),
+        "model=31b tp=4 target=trn2.3xlarge shapes=kv16k shapes.prefill_buckets=[16384]",
+        (
+            "model=31b tp=4 target=trn2.3xlarge shapes=kv16k shapes.prefill_buckets=[8192]",
+            "model=31b tp=4 target=trn2.48xlarge shapes=kv16k shapes.prefill_buckets=[16384]",
+        ),
+        ANY,
+    ),
+    "compile_swap_on_128_gib": Case(
+        B12,
+        (
+            f"{B12} swap_gib=52",
+            "model=12b tp=2 target=inf2.24xlarge",
+            "model=e2b tp=2 target=inf2.8xlarge",
+            "model=e4b target=inf2.8xlarge recipe=trace",
+            "model=31b tp=4 target=trn2.3xlarge",
+        ),
         ANY,
     ),
     "top_k_on_device": Case(
@@ -87,6 +102,8 @@ CASES = {
         ("model=26b-a4b tp=8 target=inf2.24xlarge",),
         ANY,
     ),
+    "scratchpad_pages": Case(B12, ("model=12b tp=2 target=trn2.3xlarge",), "2.30.51", ("2.33.10",)),
+    "outputs_of_rank_0": Case(B12, (E2B, "model=e2b target=inf2.8xlarge recipe=model_builder"), ANY),
     "v1_deletes_workdir": Case(f"{B12} recipe=model_builder recipe.api=v1", (f"{B12} recipe=model_builder",), ANY),
     "v2_compiles_once": Case(B12, (f"{B12} recipe=model_builder recipe.api=v1",), ANY),
     "v2_layout_transformer_lnc_1": Case("model=12b tp=2 target=trn2.3xlarge", (B12,), ANY),
@@ -113,15 +130,15 @@ CASES = {
         ("model=e2b target=g5g.2xlarge model.attention.full_attention.head_dim=256",),
         ANY,
     ),
-    "ambiguous_head_dim": Case("model=e2b target=g5g.2xlarge", (), "0.26.0", ("0.27.2rc0", "0.28")),
-    "stock_image_lacks_sm75": Case("model=e2b target=g5g.2xlarge", (), ANY),
-    "torch_not_pinned": Case("model=e2b target=g5g.2xlarge", (), "2.12.0", ("2.11", "2.13")),
+    "ambiguous_head_dim": Case(SERVED, (E2B,), "0.26.0", ("0.27.2rc0", "0.28")),
+    "stock_image_lacks_sm75": Case(SERVED, (E2B,), "0.27.2rc0", ("0.26.0", "0.28")),
+    "torch_not_pinned": Case(SERVED, (E2B,), "2.12.0", ("2.11", "2.13")),
     "saturates_at_8": Case(
         "model=e2b target=g5g.2xlarge shapes.batch=9", ("model=e2b target=g5g.2xlarge shapes.batch=8",), ANY
     ),
     "two_gpus_unmeasured": Case("model=e2b tp=2 target=g5g.16xlarge", ("model=e2b target=g5g.16xlarge",), ANY),
-    "completions_without_template": Case("model=e2b target=g5g.2xlarge", (), ANY),
-    "rust_frontend_skipped": Case("model=e2b target=g5g.2xlarge", (), ANY),
+    "completions_without_template": Case(SERVED, (E2B,), ANY),
+    "rust_frontend_skipped": Case(SERVED, (E2B,), ANY),
 }
 
 
@@ -150,6 +167,14 @@ def fires(draft: Draft, name: str) -> bool:
     return any(what in decision.detail and decision.reason == "published_failure" for decision in draft.decisions)
 
 
+@pytest.mark.parametrize("recipe", ["tp_alias", "model_builder"])
+@pytest.mark.parametrize("model", ["e4b", "12b", "model=12b model.hidden_size=4096"])
+def test_the_swap_that_builds_needed_is_said(model: str, recipe: str) -> None:
+    """Of the models published, and of one as large under another name."""
+    words = f"{'' if '=' in model else 'model='}{model} tp=2 target=inf2.8xlarge recipe={recipe}"
+    assert fires(drafted(words, "compile_swap_on_128_gib", ANY), "compile_swap_on_128_gib")
+
+
 def test_every_failure_has_a_case() -> None:
     assert set(CASES) == set(failures())
 
@@ -159,8 +184,19 @@ def test_it_fires_on_its_shapes_and_version(name: str) -> None:
     assert fires(drafted(CASES[name].shapes, name, CASES[name].version), name)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.others])
+@pytest.mark.parametrize("name", ["softcap_prefill_all_rows", "decode_past_512", "prefill_16384_host_memory"])
+def test_a_variant_of_the_same_shapes_keeps_them(name: str) -> None:
+    """Another model by name, of the sizes that failed."""
+    draft = drafted(
+        f"{CASES[name].shapes} model.attention.full_attention.rope.theta=500000.0", name, CASES[name].version
+    )
+    assert draft.speed.architecture.name == "custom"
+    assert fires(draft, name)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_it_does_not_on_other_shapes(name: str) -> None:
+    assert CASES[name].others
     for words in CASES[name].others:
         assert not fires(drafted(words, name, CASES[name].version), name), words
 

@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gemma4cfg import Plan, build_plan, load_config
+from gemma4cfg.errors import PlanError
 
 SCHEMA_FILE = files("gemma4cfg.plan") / "plan.schema.json"
 SCHEMA: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
@@ -68,6 +69,18 @@ def test_the_schema_is_in_the_package() -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_is_valid(name: str) -> None:
     assert problems(plan_json(name)) == []
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("kv_length", [256, 2048, 8192, 16384, 131072])
+def test_a_served_plan_is_valid_at_every_length(kv_length: int, batch: int) -> None:
+    """Or does not fit; a window that is longer than the KV is no negative scratch, and a short KV holds a prompt."""
+    words = ["model=e2b", "target=g5g.2xlarge", f"shapes.kv_length={kv_length}", f"shapes.batch={batch}"]
+    if (kv_length, batch) == (131072, 8):
+        with pytest.raises(PlanError, match="does not fit"):
+            build_plan(load_config(words))
+    else:
+        assert problems(build_plan(load_config(words)).to_json()) == []
 
 
 @pytest.mark.parametrize("key", sorted(SCHEMA["required"]))

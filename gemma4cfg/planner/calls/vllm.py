@@ -7,7 +7,8 @@
   ``--gpu-memory-utilization`` is the share of the card that the budget counts with;
 - no attention backend is chosen: two head sizes in one model leave vLLM a single one (Triton), which it takes by
   itself, and the environment variable once meant for it is ignored;
-- ``requires``: releases below the pin read ``head_dim`` as one number and stop;
+- the release's own version is checked out, and ``requires`` is no other: releases below the pin read ``head_dim`` as one
+  number and stop;
 - at last a chat completion whose text is looked at: status 200 alone shows nothing.
 
 A model without a name on the hub is served from its checkpoint.
@@ -26,13 +27,14 @@ def calls(inputs: CallInputs, flags: tuple[str, ...]) -> tuple[Call, ...]:
     script = Script()
     serving, build, health = inputs.sdk.stack.estimates.serving, inputs.sdk.stack.build, inputs.sdk.stack.health
     assert serving is not None and build is not None and health is not None, "a stack that serves says how"
-    requires = {"vllm": f">={inputs.sdk.pins['vllm']}"}
+    version = inputs.sdk.pins["vllm"]
+    requires = {"vllm": f">={version}"}
     script.call(
         "pip install",
-        before=list(build.before),
+        before=[f"git clone --branch v{version} {build.repository} vllm", "cd vllm", *build.before],
         command=list(build.command),
         env=dict(build.environment),
-        needs=dict(build.needs),
+        needs={**build.needs, "memory": f"{build.host_memory_gib} GiB with swap, as the machine on which it was built"},
         patch=_patch(inputs),
         requires=requires,
     )
