@@ -17,8 +17,9 @@ from torch.nn.functional import linear
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.cache import SlotCache
 from gemma4cfg.runtime.graphs import RankModule
+from gemma4cfg.runtime.processes import RankError
 from gemma4cfg.verify.drills.catalogue import DRILLS
-from gemma4cfg.verify.drills.records import Drill, always
+from gemma4cfg.verify.drills.records import NOTHING, Drill
 from gemma4cfg.verify.drills.run import Drilled, result_of, run_drill
 from gemma4cfg.verify.faults import NO_FAULT, Fault
 from gemma4cfg.verify.place import Here
@@ -165,7 +166,7 @@ def sound(prepared: Prepared, work: Path) -> Drilled:
 
 
 def _drill(name: str, fault: Fault) -> Drill:
-    return Drill(name, "graph", "", lambda plan: fault, always)  # noqa: ARG005
+    return Drill(name, "graph", "", lambda plan: fault, NOTHING)  # noqa: ARG005
 
 
 def test_each_check_has_its_own(sound: Drilled) -> None:
@@ -191,3 +192,14 @@ def test_a_reference_that_one_check_refuses(check: str, sound: Drilled) -> None:
     assert result_of(unfit).found_by == (check,)
     with broken(check):
         assert not result_of(unfit).detected
+
+
+def _breaks(module: Any) -> None:
+    raise TypeError(f"{module.softcap} is no plan")
+
+
+def test_a_drill_that_breaks_is_no_detection(prepared: Prepared, work: Path) -> None:
+    drill = _drill("broken", _in_module(_breaks))
+    with pytest.raises(RankError, match="TypeError"):
+        run_drill(drill, prepared, work, Here())
+    assert result_of(run_drill(replace(drill, refused=True), prepared, work, Here())).found_by == ("run",)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,11 @@ APPLIES = {
 """Some of what each must be drilled in."""
 
 
-REFUSED = {"optional_tensors_loaded"}
+EDGES = {"window_plus_one", "window_minus_one", "ring_off_by_one", "pad_rows_visible", "prefill_chunk_positions"}
+"""Faults where a window or a bucket ends."""
+
+
+REFUSED = {name for name, drill in DRILLS.items() if drill.refused}
 """Faults that no run survives: the loader refuses them."""
 
 
@@ -96,6 +101,7 @@ def test_every_drill_is_detected(results: tuple[str, dict[str, DrillResult]]) ->
     applied = {name for name, result in found.items() if result.applies}
     assert applied >= APPLIES[model]
     assert len(applied) >= 16
+    assert found["ring_off_by_one"].choices == ("shapes.kv_layout=ring",)
 
 
 @of_each_model
@@ -161,7 +167,7 @@ def _applies(name: str, model: str) -> bool:
         subject = subject_of(with_choices(short_config(model, f"tp={MODELS[model]}"), drill.choices))
     except ConfigError:
         return False
-    return drill.applies(subject.plan)
+    return drill.needs.met(subject)
 
 
 @of_each_model
@@ -182,6 +188,25 @@ def test_an_unknown_drill_is_named_with_a_near_one() -> None:
         ConfigError, match=r"verify.inject=softcap_droped: no such drill; did you mean 'softcap_dropped'"
     ):
         drill_named("softcap_droped")
+
+
+def test_without_a_near_name_all_are_listed() -> None:
+    with pytest.raises(ConfigError, match=f"; known: {', '.join(sorted(DRILLS))}; all runs every one"):
+        drill_named("foo")
+
+
+@pytest.mark.parametrize(
+    "lengths,missing",
+    [
+        ((1, 8), EDGES),
+        ((1, 9), {"prefill_chunk_positions"}),
+        ((1, 13), set()),
+    ],
+)
+def test_prompts_that_reach_no_edge_cannot_have_its_faults(lengths: tuple[int, ...], missing: set[str]) -> None:
+    """A window of 8 keys, a bucket of 12 rows."""
+    subject = replace(subject_of(short_config("e2b")), lengths=lengths)
+    assert {name for name in EDGES if not DRILLS[name].needs.met(subject)} == missing
 
 
 def test_choices_are_applied_to_the_settings() -> None:
