@@ -175,7 +175,7 @@ def test_a_softcap_that_is_dropped_changes_no_token(results: tuple[str, dict[str
     result = results[1]["softcap_dropped"]
     assert result.applies
     assert "tokens" not in result.found_by
-    assert {"prefill_logits", "decode_logits"} <= set(result.found_by)
+    assert {"prefill_logits", "decode_logits", "constants"} <= set(result.found_by)
 
 
 def test_names_are_unique_and_every_room_has_some() -> None:

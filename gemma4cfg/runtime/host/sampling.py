@@ -24,14 +24,21 @@ def samples_on_device(plan: Plan) -> bool:
     return all(part.what != "sampling" for part in plan.host)
 
 
+def host_softcap(plan: Plan) -> float | None:
+    """What the host caps logits with; null where the graph does, or nothing."""
+    return plan.numerics.final_logit_softcap if any(part.what == "softcap" for part in plan.host) else None
+
+
+def device_softcap(plan: Plan) -> float | None:
+    """What the graphs cap logits with; null where the host does, or nothing."""
+    return plan.numerics.final_logit_softcap if host_softcap(plan) is None else None
+
+
 def finish_logits(plan: Plan, output: Tensor) -> Tensor:
     """A graph's output, [streams, vocabulary] or token ids [streams], with the softcap if that is the host's to do. Ids
     stay as they are: the softcap is monotonic."""
-    cap = plan.numerics.final_logit_softcap
-    on_host = any(part.what == "softcap" for part in plan.host)
-    if cap is None or not on_host or samples_on_device(plan):
-        return output
-    return softcap(output, cap)
+    cap = host_softcap(plan)
+    return output if cap is None or samples_on_device(plan) else softcap(output, cap)
 
 
 def keep_likely(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
