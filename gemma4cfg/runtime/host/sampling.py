@@ -86,11 +86,11 @@ class Sampler:
             )
         if self.seed < 0:
             raise ConfigError(f"generate.seed={self.seed}: 0 or above; e.g. generate.seed=0")
-        for key in ("top_k", "top_p"):
-            if self.greedy and getattr(self, key) is not None:
+        for key, unset in (("top_k", "null"), ("top_p", "null"), ("seed", 0)):
+            if self.greedy and getattr(self, key):
                 raise ConfigError(
                     f"generate.{key}={getattr(self, key)} is not read with generate.temperature=0, which is greedy; "
-                    f"set generate.temperature=1.0, or generate.{key}=null"
+                    f"set generate.temperature=1.0, or generate.{key}={unset}"
                 )
 
     @property
@@ -114,9 +114,11 @@ class Sampler:
         return torch.tensor([self._draw(row, stream) for stream, row in zip(streams, logits, strict=True)])
 
     def _draw(self, logits: Tensor, stream: int) -> int:
-        scores = keep_likely(logits.float() / self.temperature, self.top_k, self.top_p)
+        # From the likeliest down: however small the temperature, nothing overflows but what is never drawn.
+        below = logits.double() - logits.double().max()
+        scores = keep_likely(below / self.temperature, self.top_k, self.top_p)
         kept = torch.nonzero(scores > -torch.inf).squeeze(-1)
-        cumulative = torch.softmax(scores[kept].double(), dim=-1).cumsum(-1)
+        cumulative = torch.softmax(scores[kept], dim=-1).cumsum(-1)
         drawn = self._drawn.get(stream, 0)
         self._drawn[stream] = drawn + 1
         point = float(np.random.default_rng((self.seed, stream, drawn)).random()) * float(cumulative[-1])
