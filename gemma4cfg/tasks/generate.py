@@ -101,7 +101,7 @@ def _inputs(plan: Plan, location: str, tools: bool, checked: bool) -> tuple[Text
         check_planned_scale(plan)
     text, stops = Text.load(location), stop_ids(location, tools)
     if checked:
-        check_text(text, stops, vocabulary_of(plan))
+        check_text(text, stops, vocabulary_of(plan), "generate.check_inputs")
     return text, stops
 
 

@@ -130,6 +130,7 @@ def test_tools_are_declared_and_their_call_ends_the_text(tmp_path: Path) -> None
             id="device-samples",
         ),
         pytest.param([*ASKED, "output=s3://bucket/ranks"], "output=s3://bucket/ranks: .* local files", id="output"),
+        pytest.param([*ASKED, "generate.seed=3"], "seed=3 is not read with generate.temperature=0", id="seed"),
         pytest.param([*ASKED, "generate.tools=none.json"], "tools=none.json: .*No such file", id="tools"),
         pytest.param([*ASKED, "verify.steps=3"], "verify.steps is never read", id="other-task"),
     ],
@@ -138,6 +139,12 @@ def test_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         generated(tmp_path, *overrides)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_rank_files(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("")
+    with pytest.raises(UserError, match=r"ranks is a file, where a directory is needed"):
+        generated(tmp_path, *ASKED)
 
 
 def as_trained_with(wrong: str) -> Edit:
