@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,25 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert (shards / "manifest.json").is_file()
 
 
-def generated(directory: Path, *overrides: str) -> str:
+def generated(directory: Path, *overrides: str, file: io.StringIO | None = None) -> str:
     """What is printed to a pipe."""
-    file = io.StringIO()
+    file = file or io.StringIO()
     config = load_config(["task=generate", "target=inf2.8xlarge", f"output={directory / 'ranks'}", *SHORT, *overrides])
     generate.run(config, directory, Console(file=file, width=160))
     return file.getvalue()
+
+
+def test_a_token_is_shown_before_the_next_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, shown = io.StringIO(), []
+    called = ranks.ForkedRanks.run
+
+    def run(group: ranks.ForkedRanks, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        shown.append((graph, file.getvalue().partition("\n")[2]))
+        return called(group, graph, inputs)
+
+    monkeypatch.setattr(ranks.ForkedRanks, "run", run)
+    generated(tmp_path, *ASKED, file=file)
+    assert shown == [("prefill_16", ""), ("decode", "Paris"), ("decode", "Paris.")]
 
 
 def test_several_prompts_and_the_files_of_before(tmp_path: Path) -> None:
