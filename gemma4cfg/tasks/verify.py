@@ -107,7 +107,7 @@ def _prove_artifact(config: Config, prepared: Prepared, work: Path, console: Con
 
 def _drill(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
     from gemma4cfg.verify.drills.catalogue import DRILLS, drill_named
-    from gemma4cfg.verify.drills.run import result_of, run_drills
+    from gemma4cfg.verify.drills.run import report_of, run_drills
     from gemma4cfg.verify.records import finding_of
     from gemma4cfg.verify.subject import subject_of
 
@@ -116,12 +116,10 @@ def _drill(config: Config, directory: Path, work: Path, place: Place, console: C
     config = replace(config, settings=replace(config.settings, verify=choice))
     asked = choice.inject or ""
     drills = list(DRILLS.values()) if asked == "all" else [drill_named(asked)]
-    results = [
-        result_of(drilled) for drilled in run_drills(config, drills, subject_of, choice.steps, choice.seed, work, place)
-    ]
-    applied = [result for result in results if result.applies]
-    missed = [result for result in applied if not result.detected]
-    plain = {"drills": to_plain(tuple(results)), "detected": len(applied) - len(missed), "total": len(applied)}
+    runs = run_drills(config, drills, subject_of, choice.steps, choice.seed, work, place)
+    report = report_of(runs, choice.steps)
+    missed = [result for result in report.drills if result.applies and not result.detected]
+    plain = to_plain(report)
     if place.leads:
         _write_report(directory, plain)
         show_drills(plain, console)
@@ -129,7 +127,7 @@ def _drill(config: Config, directory: Path, work: Path, place: Place, console: C
         findings = tuple(finding_of(result.name, result.evidence) for result in missed)
         raise DisprovedError(f"not detected: {', '.join(result.name for result in missed)}", findings)
     if asked != "all":
-        (found,) = applied
+        (found,) = report.drills
         raise DisprovedError(
             f"verify.inject={asked} is detected: {found.evidence}", (finding_of(asked, found.evidence),)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,21 @@ class DrillResult:
     found_by: tuple[str, ...]
     figure: float | None
     evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrillReport:
+    """What was drilled and what came of it. ``steps`` decoded after each prompt; ``versions`` of the reference's packages;
+    ``detected`` of the ``total`` that apply."""
+
+    subject: str
+    tp: int
+    layers: int
+    steps: int
+    versions: Mapping[str, str]
+    drills: tuple[DrillResult, ...]
+    detected: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,25 @@ def run_drills(
         if drill.choices not in prepared:
             prepared[drill.choices] = _sound(preparations.of(subject), work, place)
         yield run_drill(drill, prepared[drill.choices], work, place)
+
+
+def report_of(drilled: Iterable[Drilled], steps: int) -> DrillReport:
+    """Of drills of one subject, of which one at least applies. No run is kept longer than it takes to judge it."""
+    results, prepared = [], None
+    for one in drilled:
+        results.append(result_of(one))
+        prepared = prepared or one.prepared
+    assert prepared is not None
+    return DrillReport(
+        subject=prepared.subject.name,
+        tp=prepared.subject.plan.tp,
+        layers=len(prepared.subject.plan.layers),
+        steps=steps,
+        versions=prepared.reference.versions,
+        drills=tuple(results),
+        detected=sum(result.detected for result in results),
+        total=sum(result.applies for result in results),
+    )
 
 
 def with_choices(config: Config, choices: Choices) -> Config:
