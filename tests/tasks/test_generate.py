@@ -328,6 +328,22 @@ def test_an_embedding_scale_that_is_not_applied(tmp_path: Path, monkeypatch: pyt
     assert "Paris" not in generated(tmp_path, *ASKED, "generate.check_inputs=false")
 
 
+def test_an_embedding_scale_that_the_device_does_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ranks.load_rank
+
+    def unscaled(module: Any, path: Path) -> None:
+        loaded(module, path)
+        module.model.embed_tokens.embed_scale = torch.ones(())
+
+    monkeypatch.setattr(ranks, "load_rank", unscaled)
+    on_device = (*ASKED, "offload.token_embedding=device")
+    with pytest.raises(UserError, match=f"{SCALE.format(1.0)}; install the release of transformers"):
+        generated(tmp_path, *on_device)
+    assert "Paris" not in generated(tmp_path, *on_device, "generate.check_inputs=false")
+    monkeypatch.setattr(ranks, "load_rank", loaded)
+    assert "\nParis.\n" in generated(tmp_path, *on_device)
+
+
 def test_logits_are_capped_once_before_they_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the host or by the graph, the same tokens are drawn. By both, others are, and greedy tokens tell nothing."""
     hot = ("generate.temperature=4", "generate.seed=2")
