@@ -16,9 +16,9 @@ python -m gemma4cfg -m model=e2b,e4b,12b,26b-a4b,31b tp=4 task=verify verify.inj
 python -m gemma4cfg.verify outputs/drills/*/verify.json > docs/drills.md
 ```
 
-A cell holds the first check that failed, of those that `task=verify` makes in their order, and the largest error that any of
-them gave, relative to the largest value; the limit is at most 1e-4. *run*: the loader refused, and nothing ran. A dash: the
-model cannot have the fault, at this TP degree. A drill with choices (`key=value`) was run with them in place of the default.
+A cell holds the first check that failed, of those that `task=verify` makes in their order, and its error where it has one,
+relative to the largest value; the limit is at most 1e-4. *run*: the loader refused, and nothing ran. A dash: the model cannot
+have the fault, at this TP degree. A drill with choices (`key=value`) was run with them in place of the default.
 
 """
 

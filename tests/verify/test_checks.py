@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.cache import SlotCache
@@ -83,13 +82,6 @@ def _written_twice(module: Any) -> None:
     module.cache_class = _WritesTwice
 
 
-def _weight_baked_in(module: Any) -> None:
-    """A copy of a weight is a constant of the graph, and the weight itself is read by nothing."""
-    projection = module.model.layers[0].mlp.gate_proj
-    constant = projection.weight.detach().clone()
-    projection.forward = lambda rows: linear(rows, constant)
-
-
 def _one_sum_too_many(module: Any) -> None:
     """Ranks meet for a sum that nothing reads."""
 
@@ -125,7 +117,6 @@ FAULTS = {
     "ranks": _in_module(_own_noise),
     "graphs": Fault(host_plan=_larger_bucket_unused),
     "slots": _in_module(_written_twice),
-    "placements": _in_module(_weight_baked_in),
     "collectives": _in_module(_one_sum_too_many),
     "weights": _in_module(_values_doubled),
 }
@@ -144,7 +135,7 @@ def _decides_nothing(reference: ReferenceResult) -> ReferenceResult:
 REFERENCES = {"reference": _disagrees, "tokens": _decides_nothing}
 """Check to a reference that is nothing to compare with. Where a token differs, logits do too."""
 
-CATALOGUE = {"constants": "ple_projection_scale"}
+CATALOGUE = {"constants": "ple_projection_scale", "placements": "weight_baked_in"}
 """Check to a drill that nothing else finds."""
 
 

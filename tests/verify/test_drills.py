@@ -31,6 +31,7 @@ STRUCTURE = {
     "ple_projection_scale": {"constants"},
     "top_k_not_renormalised": {"constants"},
     "replicated_layer_summed": {"collectives"},
+    "weight_baked_in": {"placements"},
     "expert_ids_of_rank_0": {*REFERENCE},
 }
 """Faults that show in no logits, or hardly: what finds them instead."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime import cache, steps
@@ -160,6 +161,13 @@ def _not_renormalised(text: Any, plan: Plan) -> None:  # noqa: ARG001
         router.forward = forward
 
 
+def _weight_baked_in(text: Any, plan: Plan) -> None:  # noqa: ARG001
+    """A projection multiplies with a copy of its weight, and the weight itself is read by nothing."""
+    projection = text.layers[0].mlp.gate_proj
+    constant = projection.weight.detach().clone()
+    projection.forward = lambda rows: functional.linear(rows, constant)
+
+
 class _TakesPads(cache.SlotCache):
     """Pad rows are written like any other, round the ring."""
 
@@ -260,5 +268,12 @@ DRILLS = (
         "the chosen experts' weights do not sum to one, which a norm hides",
         _edit(_not_renormalised),
         MOE,
+    ),
+    Drill(
+        "weight_baked_in",
+        "graph",
+        "a weight is a constant of the graph, so that no checkpoint's is ever used",
+        _edit(_weight_baked_in),
+        NOTHING,
     ),
 )

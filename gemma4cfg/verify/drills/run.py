@@ -22,9 +22,9 @@ Choices = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """``choices``: overrides that the drill was run with in place of the user's own. ``found_by``: the checks that failed;
-    ``figure``: the largest error that one of them gave, null where none gives one; ``evidence`` in a sentence. ``applies`` is
-    false where the plan cannot have the fault."""
+    """``choices``: overrides that the drill was run with in place of the user's own. ``found_by``: the checks that failed,
+    in their order; ``figure``: the error that the first of them gave, null where it gives none; ``evidence``: the first's, in a
+    sentence. ``applies`` is false where the plan cannot have the fault."""
 
     name: str
     room: str
@@ -183,7 +183,6 @@ def result_of(drilled: Drilled) -> DrillResult:
     """What the checks say of a drill's run. Pure."""
     drill, prepared, run = drilled.drill, drilled.prepared, drilled.run
     failed = judge(prepared, run).failed if prepared and run else ()
-    figures = [check.figure for check in failed if check.figure is not None]
     refused = prepared is not None and run is None
     return DrillResult(
         name=drill.name,
@@ -193,7 +192,7 @@ def result_of(drilled: Drilled) -> DrillResult:
         applies=prepared is not None,
         detected=refused or bool(failed),
         found_by=("run",) if refused else tuple(check.name for check in failed),
-        figure=max(figures, default=None),
+        figure=failed[0].figure if failed else None,
         evidence=_evidence(failed) if run else f"the run ended: {drilled.ended}" if refused else drilled.ended,
     )
 
