@@ -42,12 +42,12 @@ class DisprovedError(UserError):
     code = "disproved"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'tp'?"`` when a known word is near ``word`` in any case, else the known words (at most twelve)."""
+def did_you_mean(word: str, known: Iterable[str], most: int = 12) -> str:
+    """``"; did you mean 'tp'?"`` when a known word is near ``word`` in any case, else the known words, at most so many."""
     known = sorted(set(known))
     by_lower = {entry.lower(): entry for entry in known}
     near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
     if near:
         return f"; did you mean '{by_lower[near[0]]}'?"
-    shown = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+    shown = ", ".join(known[:most]) + (", …" if len(known) > most else "")
     return f"; known: {shown}" if known else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from sharding.errors import ShardingError
 from sharding.files import MissingFileError, file_names, file_size, filesystem, is_url, join, read_bytes
 from sharding.limits import REMOTE_BLOCK_BYTES
 from sharding.readers import open_reader
@@ -149,11 +150,15 @@ class RemoteStore:
 
 
 def open_store(location: str | os.PathLike[str]) -> LocalStore | RemoteStore:
-    """Raises ShardingError for an URL that nothing here can reach."""
+    """Raises ShardingError for an URL that nothing here can reach, and for a path that is a file or leads through one."""
     name = os.fspath(location)
-    if name.startswith("file://"):
-        return LocalStore(Path(filesystem(name)[1]))
-    return RemoteStore(name) if is_url(name) else LocalStore(Path(name))
+    if is_url(name) and not name.startswith("file://"):
+        return RemoteStore(name)
+    path = Path(filesystem(name)[1] if is_url(name) else name)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise ShardingError(f"{name}: {place} is a file, where a directory is needed")
+    return LocalStore(path)
 
 
 def copy_in(source: str, target: Path, accept: Callable[[Path], bool] | None = None) -> bool:

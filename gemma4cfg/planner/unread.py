@@ -40,6 +40,15 @@ def refuse_unread_by_artifact(overrides: Sequence[str], backend: str) -> None:
             raise ConfigError(f"{key} is never read: verify.backend=artifact compares logits alone; leave it out")
 
 
+def refuse_unread_by_drills(overrides: Sequence[str], steps: int, most: int) -> None:
+    """Raises ConfigError for an override that no drill reads; each decodes ``most`` tokens or fewer."""
+    for key in _keys(overrides):
+        if key == "verify.spmd":
+            raise ConfigError(f"{key} is never read: verify.inject exports no graph; leave it out")
+        if key == "verify.steps" and steps > most:
+            raise ConfigError(f"{key}={steps}: with verify.inject at most {most} are decoded; e.g. {key}={most}")
+
+
 def refuse_unread(overrides: Sequence[str], architecture: Architecture) -> None:
     """Raises ConfigError for an override about a part that the model does not have."""
     absent = {

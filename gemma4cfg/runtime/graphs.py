@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from gemma4cfg.plan.records import Graph, Plan
 from gemma4cfg.runtime.cache import SlotCache
+from gemma4cfg.runtime.host.sampling import device_softcap, samples_on_device
 from gemma4cfg.runtime.kv import BufferState, KvState, TensorState, empty
 from gemma4cfg.runtime.local_model import local_model
 from gemma4cfg.runtime.reference_model import cache_keyword
@@ -28,9 +29,8 @@ class RankModule(nn.Module):
         self.model, self.lm_head = local_model(plan, collectives)
         self._plan = plan
         self._cache_keyword = cache_keyword(self.model)
-        on_host = {part.what for part in plan.host}
-        self.softcap = None if "softcap" in on_host else plan.numerics.final_logit_softcap
-        self._samples = "sampling" not in on_host
+        self.softcap = device_softcap(plan)
+        self._samples = samples_on_device(plan)
 
     def run(self, inputs: Mapping[str, Tensor], state: KvState) -> Tensor:
         """``inputs`` by the names of the graph's ports. Returns the graph's output: ``logits``, or token ids [batch] where the

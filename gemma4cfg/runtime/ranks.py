@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ class RankWorker:
         self._seen.update(output.contiguous().view(torch.uint8).numpy().tobytes())
         return output
 
+    def embedding_scale(self) -> float | None:
+        """What token embeddings are multiplied by; null where the host looks them up."""
+        embedding: Any = self.module.model.embed_tokens
+        return None if embedding is None else float(embedding.embed_scale)
+
     def digest(self) -> str:
         """Of every output so far: equal on all ranks, or they have parted."""
         return self._seen.hexdigest()
@@ -45,6 +51,11 @@ class ForkedRanks:
 
     def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
         return self._first("run", graph, dict(inputs))
+
+    def embedding_scale(self) -> float | None:
+        """Rank 0's."""
+        scale: float | None = self._processes.call("embedding_scale", results_of=(0,))[0]
+        return scale
 
     def _first(self, method: str, *args: object) -> Tensor:
         result: Tensor = self._processes.call(method, *args, results_of=(0,))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,10 @@ from gemma4cfg.views.answers import show_answers, show_piece
 from sharding.files import is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from gemma4cfg.runtime.host.sampling import Sampler
+    from gemma4cfg.runtime.host.session import Runner
     from gemma4cfg.runtime.text.tokenizer import Text, Tools
 
 GENERATION_FILE = "generation.json"
@@ -101,7 +103,7 @@ def _inputs(plan: Plan, location: str, tools: bool, checked: bool) -> tuple[Text
         check_planned_scale(plan)
     text, stops = Text.load(location), stop_ids(location, tools)
     if checked:
-        check_text(text, stops, vocabulary_of(plan))
+        check_text(text, stops, vocabulary_of(plan), "generate.check_inputs")
     return text, stops
 
 
@@ -119,7 +121,6 @@ def _generated(
     from gemma4cfg.runtime.host.checks import check_applied_scale
     from gemma4cfg.runtime.host.session import Session, generate
     from gemma4cfg.runtime.host.tables import HostTables
-    from gemma4cfg.runtime.ranks import forked_ranks
     from gemma4cfg.runtime.text.tokenizer import Stream
     from gemma4cfg.tasks.compile import compiled_runner
 
@@ -127,7 +128,8 @@ def _generated(
     files = Path(destination_of(config, plan))
     write_rank_files(config, plan, str(files), console)
     tables = HostTables.open(plan, files)
-    if config.settings.generate.check_inputs:
+    checked = config.settings.generate.check_inputs
+    if checked:
         check_applied_scale(plan, tables, files)
     marks.append(time.perf_counter())
     stream = Stream(text)
@@ -139,7 +141,7 @@ def _generated(
             show_piece(stream.add(token), console)
 
     compiled = config.settings.generate.backend == "artifact"
-    with compiled_runner(config, plan, files, console) if compiled else forked_ranks(plan, files) as ranks:
+    with compiled_runner(config, plan, files, console) if compiled else _ranks(plan, files, checked) as ranks:
         marks.append(time.perf_counter())
         session = Session(plan, tables, ranks)
         done = generate(session, prompt_ids, sampler, stops, config.settings.generate.max_new_tokens, came)
@@ -162,3 +164,14 @@ def _generated(
         ],
         "seconds": {name: round(after - before, 3) for name, before, after in spans},
     }
+
+
+@contextmanager
+def _ranks(plan: Plan, files: Path, checked: bool) -> Iterator[Runner]:
+    from gemma4cfg.runtime.host.checks import check_device_scale
+    from gemma4cfg.runtime.ranks import forked_ranks
+
+    with forked_ranks(plan, files) as ranks:
+        if checked:
+            check_device_scale(plan, ranks.embedding_scale())
+        yield ranks

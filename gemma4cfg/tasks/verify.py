@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -14,7 +17,7 @@ from gemma4cfg.findings import Finding
 from gemma4cfg.plan.encode import to_plain
 from gemma4cfg.planner.build import build_plan
 from gemma4cfg.planner.search import search_plans
-from gemma4cfg.planner.unread import refuse_unread_by_artifact, refuse_unread_by_matrix
+from gemma4cfg.planner.unread import refuse_unread_by_artifact, refuse_unread_by_drills, refuse_unread_by_matrix
 from gemma4cfg.tasks.files import PLAN_FILE, write_json
 from gemma4cfg.views.proof import show_case, show_drills, show_proof
 
@@ -28,17 +31,19 @@ PROOF_FILE = "verify.json"
 WORK = "gemma4cfg-verify-"
 
 DRILL_STEPS = 8
-"""Tokens decoded in a drill: a fault that needs more to show would be one of a single position."""
+"""Tokens decoded in a drill, at most: a fault that needs more to show would be one of a single position."""
 
 
 def run(config: Config, directory: Path, console: Console) -> tuple[Finding, ...]:
     """Writes ``verify.json`` and, of a single plan, ``plan.json`` into ``directory``.
 
-    Raises UserError where there is no plan or nothing to run it on, DisprovedError where a check fails, or a drill of
-    ``verify.inject=all`` is not detected.
+    Raises UserError where there is no plan or nothing to run it on, DisprovedError where a check fails, a drill is not
+    detected, or the one that was asked for is.
     """
     refuse_unread_by_matrix(config.overrides, config.settings.verify.matrix)
     refuse_unread_by_artifact(config.overrides, config.settings.verify.backend)
+    if config.settings.verify.inject is not None:
+        refuse_unread_by_drills(config.overrides, config.settings.verify.steps, DRILL_STEPS)
     if config.settings.verify.matrix is not None:
         _matrix(config, directory, console)
         return ()
@@ -69,6 +74,7 @@ def _prove(
     console: Console,
 ) -> None:
     from gemma4cfg.verify.proof import prepare, prove
+    from gemma4cfg.verify.records import finding_of
     from gemma4cfg.verify.subject import subject_of
 
     choice = config.settings.verify
@@ -79,11 +85,11 @@ def _prove(
         proof = prove(prepared, work, place, spmd=choice.spmd, question=question)
     plain = {"plan_id": plan_id, "holds": proof.holds, **to_plain(proof)}
     if place.leads:
-        write_json(directory / PROOF_FILE, plain)
+        _write_report(directory, plain)
         show_proof(plain, console)
         console.print(f"\n{directory / PROOF_FILE}", style="dim", soft_wrap=True)
     if not proof.holds:
-        findings = tuple(_finding(check.name, check.detail) for check in proof.failed)
+        findings = tuple(finding_of(check.name, check.detail) for check in proof.failed)
         raise DisprovedError(f"the plan is disproved: {', '.join(check.name for check in proof.failed)}", findings)
 
 
@@ -101,29 +107,29 @@ def _prove_artifact(config: Config, prepared: Prepared, work: Path, console: Con
 
 def _drill(config: Config, directory: Path, work: Path, place: Place, console: Console) -> None:
     from gemma4cfg.verify.drills.catalogue import DRILLS, drill_named
-    from gemma4cfg.verify.drills.run import result_of, run_drills
+    from gemma4cfg.verify.drills.run import report_of, run_drills
+    from gemma4cfg.verify.records import finding_of
     from gemma4cfg.verify.subject import subject_of
 
     choice = config.settings.verify
+    choice = replace(choice, steps=min(choice.steps, DRILL_STEPS))
+    config = replace(config, settings=replace(config.settings, verify=choice))
     asked = choice.inject or ""
     drills = list(DRILLS.values()) if asked == "all" else [drill_named(asked)]
-    steps = min(choice.steps, DRILL_STEPS)
-    results = [
-        result_of(drilled) for drilled in run_drills(config, drills, subject_of, steps, choice.seed, work, place)
-    ]
-    applied = [result for result in results if result.applies]
-    detected = [result for result in applied if result.detected]
-    plain = {"drills": to_plain(tuple(results)), "detected": len(detected), "total": len(applied)}
-    write_json(directory / PROOF_FILE, plain)
-    show_drills(plain, console)
-    if asked == "all":
-        missed = [result for result in applied if not result.detected]
-        if missed:
-            findings = tuple(_finding(result.name, result.evidence) for result in missed)
-            raise DisprovedError(f"not detected: {', '.join(result.name for result in missed)}", findings)
-    elif detected:
+    runs = run_drills(config, drills, subject_of, choice.steps, choice.seed, work, place)
+    report = report_of(runs, choice.steps)
+    missed = [result for result in report.drills if result.applies and not result.detected]
+    plain = to_plain(report)
+    if place.leads:
+        _write_report(directory, plain)
+        show_drills(plain, console)
+    if missed:
+        findings = tuple(finding_of(result.name, result.evidence) for result in missed)
+        raise DisprovedError(f"not detected: {', '.join(result.name for result in missed)}", findings)
+    if asked != "all":
+        (found,) = report.drills
         raise DisprovedError(
-            f"verify.inject={asked} is detected: {detected[0].evidence}", (_finding(asked, detected[0].evidence),)
+            f"verify.inject={asked} is detected: {found.evidence}", (finding_of(asked, found.evidence),)
         )
 
 
@@ -131,6 +137,7 @@ def _matrix(config: Config, directory: Path, console: Console) -> None:
     from gemma4cfg.verify.matrix import cases
     from gemma4cfg.verify.matrix_run import run_cases
     from gemma4cfg.verify.place import place_of
+    from gemma4cfg.verify.records import finding_of
 
     choice = config.settings.verify
     assert choice.matrix is not None
@@ -140,11 +147,20 @@ def _matrix(config: Config, directory: Path, console: Console) -> None:
         for result in run_cases(wanted, choice.steps, choice.seed, Path(work), place_of("auto")):
             results.append(result)
             show_case(to_plain(result), len(results), len(wanted), console)
-            write_json(directory / PROOF_FILE, {"cases": to_plain(tuple(results)), "of": len(wanted)})
+            _write_report(directory, {"cases": to_plain(tuple(results)), "of": len(wanted)})
     wrong = [" ".join(result.overrides) for result in results if not result.holds]
     if wrong:
-        raise DisprovedError(f"disproved: {'; '.join(wrong)}", tuple(_finding("matrix", case) for case in wrong))
+        raise DisprovedError(f"disproved: {'; '.join(wrong)}", tuple(finding_of("matrix", case) for case in wrong))
 
 
-def _finding(name: str, detail: str) -> Finding:
-    return Finding("error", f"verify.{name}", None, f"{name}: {detail}", "")
+def _write_report(directory: Path, plain: Mapping[str, Any]) -> None:
+    write_json(directory / PROOF_FILE, _numbers(plain))
+
+
+def _numbers(value: Any) -> Any:
+    """``value`` with null for every figure that is no number: JSON has none of those."""
+    if isinstance(value, Mapping):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_numbers(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

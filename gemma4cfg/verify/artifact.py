@@ -37,10 +37,10 @@ def prove_artifact(prepared: Prepared, rank_files: Path, opens: Opens) -> Proof:
     program cannot be watched, so that is all there is to check."""
     plan, reference, clock = prepared.subject.plan, prepared.reference, Clock()
     with clock.measure("programs"), opens(rank_files) as runner:
-        logits, _ = run_plan(plan, NO_FAULT, _Unwatched(runner), rank_files, reference.runs)
+        hosted = run_plan(plan, NO_FAULT, _Unwatched(runner), rank_files, reference.runs)
     noise = max(run.noise for run in reference.runs)
     streams = tuple(
-        stream_result(ours, run, noise, plan.dtype) for ours, run in zip(logits, reference.runs, strict=True)
+        stream_result(ours, run, noise, plan.dtype) for ours, run in zip(hosted.logits, reference.runs, strict=True)
     )
     limit = error_limit(plan.dtype, max(run.relative_noise for run in reference.runs))
     return Proof(

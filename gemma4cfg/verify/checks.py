@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runs import index_runs
@@ -18,9 +19,11 @@ def proof_checks(
     streams: Sequence[StreamResult],
     layers: Sequence[float],
     observed: Sequence[Observed],
+    wrong_on_host: Sequence[str],
     kinds: Mapping[str, Sequence[str]],
 ) -> tuple[Check, ...]:
-    """Every check of a run; ``layers`` are errors by layer, ``observed`` by rank, ``kinds`` of placement to local names."""
+    """Every check of a run; ``layers`` are errors by layer, ``observed`` by rank, ``wrong_on_host`` sentences about constants,
+    ``kinds`` of placement to local names."""
     limit = error_limit(plan.dtype, max(run.relative_noise for run in reference.runs))
     return (
         reference_agrees(reference),
@@ -34,7 +37,7 @@ def proof_checks(
         placements_exercised(kinds, observed),
         collectives_as_planned(plan, observed),
         weights_loaded(observed),
-        constants_as_planned(observed),
+        constants_as_planned(observed, wrong_on_host),
     )
 
 
@@ -65,7 +68,8 @@ def logits_equal(name: str, errors: Sequence[float | None], limit: float) -> Che
         return Check(name, False, None, limit, "nothing is compared: every choice of experts is too near a tie")
     worst = max(compared, key=lambda stream: (compared[stream] != compared[stream], compared[stream]))
     passed = all(error <= limit for error in compared.values())
-    return Check(name, passed, compared[worst], limit, f"relative to the largest logit; worst in stream {worst}")
+    what = "relative to the largest logit" if isfinite(compared[worst]) else "logits that are no numbers"
+    return Check(name, passed, compared[worst], limit, f"{what}; worst in stream {worst}")
 
 
 def tokens_equal(streams: Sequence[StreamResult], dtype: str) -> Check:
@@ -75,7 +79,8 @@ def tokens_equal(streams: Sequence[StreamResult], dtype: str) -> Check:
     compared = sum(stream.decided_tokens for stream in streams)
     undecided = sum(stream.undecided_tokens for stream in streams)
     left_out = sum(stream.left_out for stream in streams)
-    detail = f"{compared} greedy tokens" + (f", {undecided} left out: too near a tie" if undecided else "")
+    detail = f"{compared} greedy tokens" if compared else "no token is decided, so none is compared"
+    detail += f", {undecided} left out: too near a tie" if undecided else ""
     detail += f", {left_out} left out: after a choice of experts too near a tie" if left_out else ""
     if wrong:
         detail += "; first to differ: " + ", ".join(f"stream {n} step {step}" for n, step in wrong.items())
@@ -156,7 +161,10 @@ def weights_loaded(observed: Sequence[Observed]) -> Check:
     )
 
 
-def constants_as_planned(observed: Sequence[Observed]) -> Check:
+def constants_as_planned(observed: Sequence[Observed], on_host: Sequence[str]) -> Check:
+    """Of every rank, and of the host."""
+    if on_host:
+        return Check("constants", False, None, None, "; ".join(on_host))
     wrong = [one.wrong_constants for one in observed]
     return _nothing_in("constants", wrong, "", "scales, norms, frequencies and the router are the plan's")
 

@@ -1,16 +1,20 @@
-"""Constants of a rank's module against the plan's numerics. Some show in no logits: a norm or a softmax removes the factor."""
+"""Constants of a rank's module, and of the host, against the plan's numerics. Some show in no logits: a norm or a softmax
+removes the factor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from math import isclose
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gemma4cfg.plan.records import LayerRope, Plan
+from gemma4cfg.plan.records import LayerRope, Numerics, Plan
 from gemma4cfg.runtime.graphs import RankModule
+from gemma4cfg.runtime.host.sampling import device_softcap, host_softcap
+from gemma4cfg.runtime.host.tables import HostTables
 
 _TOLERANCE = 1e-6
 """Relative: constants are given in float64 and held in float32."""
@@ -19,11 +23,32 @@ _TOLERANCE = 1e-6
 def wrong_constants(module: RankModule, plan: Plan) -> tuple[str, ...]:
     """A sentence for each constant that is not the plan's."""
     text: Any = module.model
+    softcap = ("softcap", module.softcap, device_softcap(plan))
+    return _different([softcap, *_model(text, plan), *_layers(text, plan)]) + tuple(_routers(text, plan))
+
+
+def wrong_host_constants(tables: HostTables, hosted: Plan, plan: Plan) -> tuple[str, ...]:
+    """A sentence for each constant of the host, which follows ``hosted`` and has ``tables``, that is not of ``plan``."""
+    constants = [("softcap of the host", host_softcap(hosted), host_softcap(plan))]
+    expected = _host_scales(plan.numerics)
+    for numerics in (tables.numerics, *([tables.projection.numerics] if tables.projection else [])):
+        found = _host_scales(numerics)
+        constants += [(f"{name} of the host", found[name], expected[name]) for name in expected]
+    return _different(constants)
+
+
+def _host_scales(numerics: Numerics) -> dict[str, float]:
+    ple = asdict(numerics.ple) if numerics.ple else {}
+    return {"embedding_scale": numerics.embedding_scale, **{f"ple.{name}": scale for name, scale in ple.items()}}
+
+
+def _different(constants: Iterable[tuple[str, Any, Any]]) -> tuple[str, ...]:
+    """Of names with what was found and what is expected."""
     return tuple(
         f"{name} is {found}, the plan says {expected}"
-        for name, found, expected in (*_model(text, plan), *_layers(text, plan))
+        for name, found, expected in constants
         if not _equal(found, expected)
-    ) + tuple(_routers(text, plan))
+    )
 
 
 def _model(text: Any, plan: Plan) -> Iterator[tuple[str, Any, Any]]:
@@ -95,6 +120,8 @@ def _equal(found: Any, expected: Any) -> bool:
     if isinstance(found, Tensor) or isinstance(expected, Tensor):
         one, other = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
         return one.shape == other.shape and torch.allclose(one, other, rtol=_TOLERANCE, atol=0)
+    if found is None or expected is None:
+        return found is expected
     return isclose(found, expected, rel_tol=_TOLERANCE)
 
 

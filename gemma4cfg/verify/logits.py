@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gemma4cfg.errors import DisprovedError
 from gemma4cfg.plan.records import Plan
-from gemma4cfg.runtime.host.sampling import samples_on_device, softcap
+from gemma4cfg.runtime.host.sampling import host_softcap, samples_on_device, softcap
 
 if TYPE_CHECKING:
     from gemma4cfg.verify.faults import InputsEdit
@@ -23,8 +23,7 @@ class LogitsRunner:
     def __init__(self, plan: Plan, ranks: Ranks, edit: InputsEdit | None = None) -> None:
         self._ranks, self._edit = ranks, edit
         self._samples = samples_on_device(plan)
-        on_host = any(part.what == "softcap" for part in plan.host)
-        self._softcap = plan.numerics.final_logit_softcap if on_host else None
+        self._softcap = host_softcap(plan)
         self.latest: dict[int, Tensor] = {}
 
     def run(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:

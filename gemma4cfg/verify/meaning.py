@@ -47,6 +47,8 @@ def question_of(config: Config, plan: Plan) -> Question | None:
         if not choice.check_inputs:
             raise ConfigError("verify.check_inputs is never read without verify.expect; leave it out")
         return None
+    if not choice.expect.strip():
+        raise ConfigError("verify.expect is blank, which every answer contains; e.g. verify.expect=Paris")
     if config.checkpoint is None:
         raise ConfigError(
             f"verify.expect={choice.expect}: a tiny twin's weights are random, so its text means nothing; give "
@@ -63,7 +65,7 @@ def question_of(config: Config, plan: Plan) -> Question | None:
         check_planned_scale(plan)
     text, stops = Text.load(location), stop_ids(location)
     if choice.check_inputs:
-        check_text(text, stops, vocabulary_of(plan))
+        check_text(text, stops, vocabulary_of(plan), "verify.check_inputs")
     prompt_ids = text.prompt_ids(PROMPT)
     check_prompt(plan, 0, len(prompt_ids), 1, "verify.expect")
     return Question(text, prompt_ids, stops, choice.expect)

@@ -20,6 +20,7 @@ from gemma4cfg.runtime.host.session import Session
 from gemma4cfg.runtime.host.tables import HostTables
 from gemma4cfg.verify.checks import proof_checks
 from gemma4cfg.verify.compare import layer_errors, stream_result
+from gemma4cfg.verify.constants import wrong_host_constants
 from gemma4cfg.verify.faults import NO_FAULT, Fault
 from gemma4cfg.verify.logits import LogitsRunner
 from gemma4cfg.verify.meaning import Question, answer_to, text_as_expected
@@ -101,12 +102,21 @@ class Preparations:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRun:
-    """What running a plan left behind, and all that checks are given of it. ``logits`` and ``layers`` as ``run_plan`` gives
-    them; ``observed`` by rank; ``answer`` to the question and ``spmd`` are null where neither was asked for."""
+class HostRun:
+    """``logits`` [1 + steps, vocabulary] and layers' outputs [layers, prompt tokens, hidden] of each of the reference's runs;
+    ``wrong_constants`` are sentences. A runner that is not watched gives no ``layers``."""
 
     logits: Sequence[Tensor]
     layers: Sequence[Tensor]
+    wrong_constants: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """What running a plan left behind, and all that checks are given of it. ``hosted`` is what the host saw, ``observed`` what
+    the ranks did; ``answer`` to the question and ``spmd`` are null where neither was asked for."""
+
+    hosted: HostRun
     observed: Sequence[Observed]
     answer: str | None
     spmd: Check | None
@@ -143,14 +153,14 @@ def run_ranks(
     with clock.measure("reshard"):
         ranks = place.per_machine(lambda: rank_files(fault.planned(plan), prepared.checkpoint, work))
     with clock.measure("ranks"), place.ranks(plan, ranks, fault) as group:
-        logits, layers = run_plan(plan, fault, group, ranks, prepared.reference.runs)
+        hosted = run_plan(plan, fault, group, ranks, prepared.reference.runs)
         observed = group.observed()
         answer = answer_to(question, plan, group, ranks) if question else None
     one_program = None
     if spmd:
         with clock.measure("export"):
             one_program = place.once(lambda: _one_program(plan, ranks))
-    return RankRun(logits, layers, observed, answer, one_program, clock.seconds)
+    return RankRun(hosted, observed, answer, one_program, clock.seconds)
 
 
 def judge(prepared: Prepared, run: RankRun, question: Question | None = None) -> Proof:
@@ -158,11 +168,12 @@ def judge(prepared: Prepared, run: RankRun, question: Question | None = None) ->
     plan, reference = prepared.subject.plan, prepared.reference
     noise = max(one.noise for one in reference.runs)
     streams = tuple(
-        stream_result(ours, theirs, noise, plan.dtype) for ours, theirs in zip(run.logits, reference.runs, strict=True)
+        stream_result(ours, theirs, noise, plan.dtype)
+        for ours, theirs in zip(run.hosted.logits, reference.runs, strict=True)
     )
-    errors = layer_errors(run.layers, reference.runs)
+    errors = layer_errors(run.hosted.layers, reference.runs)
     kinds = placement_kinds(plan)
-    checks = proof_checks(plan, reference, streams, errors, run.observed, kinds)
+    checks = proof_checks(plan, reference, streams, errors, run.observed, run.hosted.wrong_constants, kinds)
     if question is not None and run.answer is not None:
         checks += (text_as_expected(question, run.answer),)
     if run.spmd is not None:
@@ -191,16 +202,14 @@ def judge(prepared: Prepared, run: RankRun, question: Question | None = None) ->
     )
 
 
-def run_plan(
-    plan: Plan, fault: Fault, ranks: Ranks, directory: Path, runs: Sequence[PromptRun]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Our logits [1 + steps, vocabulary] and layers' outputs [layers, prompt tokens, hidden] of each run: as many prompts
-    as the plan has streams are rows of one batch, then the reference's own tokens are fed one by one. As long as ours are
-    equal to them, that is greedy decoding."""
+def run_plan(plan: Plan, fault: Fault, ranks: Ranks, directory: Path, runs: Sequence[PromptRun]) -> HostRun:
+    """As many prompts as the plan has streams are rows of one batch, then the reference's own tokens are fed one by one. As
+    long as ours are equal to them, that is greedy decoding."""
     hosted = fault.hosted(fault.planned(plan))
-    tables = HostTables.open(hosted, directory)
+    opened = HostTables.open(hosted, directory)
+    tables = fault.tables(opened) if fault.tables else opened
     runner = LogitsRunner(hosted, ranks, fault.inputs)
-    session = Session(hosted, fault.tables(tables) if fault.tables else tables, runner)
+    session = Session(hosted, tables, runner)
     logits: list[Tensor] = []
     layers: list[Tensor] = []
     for first in range(0, len(runs), plan.shapes.batch):
@@ -214,7 +223,7 @@ def run_plan(
                 runner.finished(session.decode({stream: run.tokens[step] for stream, run in enumerate(group)}))
             )
         logits += torch.stack(found, dim=1).float()
-    return logits, layers
+    return HostRun(logits, layers, wrong_host_constants(tables, hosted, plan))
 
 
 def _one_program(plan: Plan, ranks: Path) -> Check:

@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gemma4cfg.findings import Finding
+
+
+def finding_of(name: str, detail: str) -> Finding:
+    """What ``result.json`` says of a check, a drill or a case that is not as it has to be."""
+    return Finding("error", f"verify.{name}", None, f"{name}: {detail}", "")
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -55,11 +55,12 @@ def show_drills(report: Mapping[str, Any], console: Console) -> None:
     for title in ("drill", "planted in", "", "what gave it away"):
         table.add_column(title, overflow="fold")
     for drill in report["drills"]:
+        planted = escape(", ".join((drill["room"], *drill["choices"])))
         if drill["applies"]:
             mark = "[green]detected[/]" if drill["detected"] else "[bold red]MISSED[/]"
-            table.add_row(drill["name"], drill["room"], mark, escape(drill["evidence"]))
+            table.add_row(drill["name"], planted, mark, escape(drill["evidence"]))
         else:
-            table.add_row(drill["name"], drill["room"], "[dim]n/a[/]", f"[dim]{drill['evidence']}[/]")
+            table.add_row(drill["name"], planted, "[dim]n/a[/]", f"[dim]{escape(drill['evidence'])}[/]")
     console.print(table)
     console.print(f"\n{report['detected']}/{report['total']} detected")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,25 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert (shards / "manifest.json").is_file()
 
 
-def generated(directory: Path, *overrides: str) -> str:
+def generated(directory: Path, *overrides: str, file: io.StringIO | None = None) -> str:
     """What is printed to a pipe."""
-    file = io.StringIO()
+    file = file or io.StringIO()
     config = load_config(["task=generate", "target=inf2.8xlarge", f"output={directory / 'ranks'}", *SHORT, *overrides])
     generate.run(config, directory, Console(file=file, width=160))
     return file.getvalue()
+
+
+def test_a_token_is_shown_before_the_next_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, shown = io.StringIO(), []
+    called = ranks.ForkedRanks.run
+
+    def run(group: ranks.ForkedRanks, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        shown.append((graph, file.getvalue().partition("\n")[2]))
+        return called(group, graph, inputs)
+
+    monkeypatch.setattr(ranks.ForkedRanks, "run", run)
+    generated(tmp_path, *ASKED, file=file)
+    assert shown == [("prefill_16", ""), ("decode", "Paris"), ("decode", "Paris.")]
 
 
 def test_several_prompts_and_the_files_of_before(tmp_path: Path) -> None:
@@ -130,6 +144,7 @@ def test_tools_are_declared_and_their_call_ends_the_text(tmp_path: Path) -> None
             id="device-samples",
         ),
         pytest.param([*ASKED, "output=s3://bucket/ranks"], "output=s3://bucket/ranks: .* local files", id="output"),
+        pytest.param([*ASKED, "generate.seed=3"], "seed=3 is not read with generate.temperature=0", id="seed"),
         pytest.param([*ASKED, "generate.tools=none.json"], "tools=none.json: .*No such file", id="tools"),
         pytest.param([*ASKED, "verify.steps=3"], "verify.steps is never read", id="other-task"),
     ],
@@ -138,6 +153,12 @@ def test_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         generated(tmp_path, *overrides)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_rank_files(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("")
+    with pytest.raises(UserError, match=r"ranks is a file, where a directory is needed"):
+        generated(tmp_path, *ASKED)
 
 
 def as_trained_with(wrong: str) -> Edit:
@@ -305,6 +326,22 @@ def test_an_embedding_scale_that_is_not_applied(tmp_path: Path, monkeypatch: pyt
         generated(tmp_path, *ASKED)
     assert not (tmp_path / "generation.json").exists()
     assert "Paris" not in generated(tmp_path, *ASKED, "generate.check_inputs=false")
+
+
+def test_an_embedding_scale_that_the_device_does_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ranks.load_rank
+
+    def unscaled(module: Any, path: Path) -> None:
+        loaded(module, path)
+        module.model.embed_tokens.embed_scale = torch.ones(())
+
+    monkeypatch.setattr(ranks, "load_rank", unscaled)
+    on_device = (*ASKED, "offload.token_embedding=device")
+    with pytest.raises(UserError, match=f"{SCALE.format(1.0)}; install the release of transformers"):
+        generated(tmp_path, *on_device)
+    assert "Paris" not in generated(tmp_path, *on_device, "generate.check_inputs=false")
+    monkeypatch.setattr(ranks, "load_rank", loaded)
+    assert "\nParis.\n" in generated(tmp_path, *on_device)
 
 
 def test_logits_are_capped_once_before_they_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,15 @@ def test_without_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("checkpoint", ["26b-a4b"], indirect=True)
 def test_an_io_failure_exits_with_1(checkpoint, tmp_path):
-    (tmp_path / "file").write_text("")
-    ended = run(tmp_path, "task=shard", f"checkpoint={checkpoint}", "output=file/out")
+    ended = run(tmp_path, "task=shard", f"checkpoint={checkpoint}", f"output={'x' * 300}")
     assert ended.returncode == 1
-    assert "NotADirectoryError" in ended.stderr
+    assert "OSError: [Errno 36]" in ended.stderr
+
+
+@pytest.mark.parametrize("checkpoint", ["26b-a4b"], indirect=True)
+@pytest.mark.parametrize("key,value", [("output", "file"), ("output", "file/out"), ("shard.mirror", "file")])
+def test_a_file_where_a_directory_is_needed_is_a_mistake(key, value, checkpoint, tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = run(tmp_path, "task=shard", f"checkpoint={checkpoint}", f"{key}={value}")
+    assert ended.returncode == 2
+    assert f"error {value}: file is a file, where a directory is needed" in ended.stderr

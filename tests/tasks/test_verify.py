@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -10,17 +11,28 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from gemma4cfg import load_config
+from gemma4cfg.errors import DisprovedError, UserError
+from gemma4cfg.plan.encode import to_plain
+from gemma4cfg.runtime.graphs import RankModule
 from gemma4cfg.tasks import verify
 from gemma4cfg.verify import matrix
+from gemma4cfg.verify.drills import catalogue
+from gemma4cfg.verify.drills.records import NOTHING, Drill
+from gemma4cfg.verify.drills.run import DrillResult
+from gemma4cfg.verify.faults import NO_FAULT
 from gemma4cfg.verify.subject import prompt_lengths, subject_of
 from gemma4cfg.verify.weights import write_checkpoint
 from gemma4cfg.views.matrix import proof_page
+from gemma4cfg.views.proof import show_drills
 from tests.cli.runs import ROOT, run
+from tests.trained import trained
 from tests.verify.shortened import SHORT, short_config
 
+DRILLED = ("task=verify", "verify.inject=all")
 E2B = ("model=e2b", *SHORT["e2b"], "task=verify", "verify.steps=4")
 
 
@@ -71,6 +83,20 @@ def test_a_planted_fault_exits_with_3_and_says_what_found_it(tmp_path: Path) -> 
         (("task=verify", "verify.matrix=full", "lm_head.partition=replicate"), "lm_head.partition is never read"),
         (("task=verify", "verify.matrix=full", "objective=memory"), "objective is never read: verify.matrix=full"),
         (("task=verify", "target=g5g.2xlarge"), "recipe=vllm: task=verify needs a recipe with graphs"),
+        ((*DRILLED, "target=g5g.2xlarge"), "recipe=vllm: task=verify needs a recipe with graphs"),
+        ((*DRILLED, "verify.layers=2"), "verify.layers is never read: a tiny twin has all layers"),
+        (
+            (*DRILLED, "verify.dtype=bfloat16"),
+            "verify.inject in bfloat16: rounding would hide faults that are small; leave",
+        ),
+        ((*DRILLED, "verify.spmd=true"), "verify.spmd is never read: verify.inject exports no graph"),
+        ((*DRILLED, "verify.steps=9"), "verify.steps=9: with verify.inject at most 8 are decoded"),
+        (
+            ("task=verify", "verify.inject=half_a_head"),
+            "verify.inject=half_a_head needs two ranks or more and attention",
+        ),
+        (("task=verify", "verify.inject=value_after_k_norm"), "value_after_k_norm needs keys that double as values"),
+        (("task=verify", "verify.inject=packed_cut_as_one"), "packed_cut_as_one needs a model with experts"),
     ),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -79,6 +105,72 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, overrides: tuple[str, ...], mes
     assert done.exit_code == 2
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    (
+        (
+            ("verify.inject=all",),
+            "verify.inject in bfloat16: rounding would hide faults that are small; add dtype=float32",
+        ),
+        (
+            ("verify.inject=all", "shapes.kv_length=8"),
+            "verify.steps=8 leaves no room for a prompt in shapes.kv_length=8",
+        ),
+        (("verify.inject=window_plus_one", "dtype=float32"), "window_plus_one needs a prompt longer than the window"),
+    ),
+)
+def test_what_a_checkpoint_cannot_be_drilled_with(tmp_path: Path, choices: tuple[str, ...], message: str) -> None:
+    """Its window is 8, and a drill decodes 8 tokens."""
+    short = ("shapes.kv_length=16", "shapes.prefill_buckets=[4]")
+    with pytest.raises(UserError, match=message):
+        verified(tmp_path, f"checkpoint={trained('e2b')}", *short, *choices)
+    assert not (tmp_path / "verify.json").exists()
+
+
+def verified(directory: Path, *overrides: str) -> str:
+    """What is printed."""
+    file = io.StringIO()
+    verify.run(load_config(["task=verify", *overrides]), directory, Console(file=file, width=160))
+    return file.getvalue()
+
+
+def test_a_drill_that_is_missed_is_refused_by_its_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drill without a fault, run with another layout than the user's."""
+    ring = (("shapes.kv_layout", "ring"),)
+    drill = Drill("none", "plan", "", lambda plan: NO_FAULT, NOTHING, ring)  # noqa: ARG005
+    monkeypatch.setitem(catalogue.DRILLS, "none", drill)
+    with pytest.raises(DisprovedError, match=r"^not detected: none$") as caught:
+        verified(tmp_path, *E2B, "verify.inject=none", "shapes.kv_layout=linear")
+    assert [finding.code for finding in caught.value.findings] == ["verify.none"]
+    report = json.loads((tmp_path / "verify.json").read_text())
+    assert (report["detected"], report["total"]) == (0, 1)
+    assert report["drills"][0]["choices"] == ["shapes.kv_layout=ring"]
+
+
+def test_the_table_says_what_a_drill_was_run_with() -> None:
+    file = io.StringIO()
+    result = DrillResult("one", "plan", "", ("moe.partition=experts",), True, True, ("layers",), 1.0, "layers: off")
+    show_drills({"drills": [to_plain(result)], "detected": 1, "total": 1}, Console(file=file, width=160))
+    assert "one    plan, moe.partition=experts  detected  layers: off" in file.getvalue()
+
+
+def test_a_plan_that_does_not_hold_is_disproved_and_not_drilled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits are no numbers, which JSON does not have."""
+    made = RankModule._head
+    monkeypatch.setattr(RankModule, "_head", lambda module, hidden: made(module, hidden) * torch.nan)
+    failed = r"prefill_logits, decode_logits, tokens"
+    with pytest.raises(DisprovedError, match=rf"does not hold without a fault \({failed}\)") as caught:
+        verified(tmp_path, *E2B, "verify.inject=v_norm_dropped")
+    assert [finding.code for finding in caught.value.findings][:2] == ["verify.prefill_logits", "verify.decode_logits"]
+    assert not (tmp_path / "verify.json").exists()
+    with pytest.raises(DisprovedError, match=f"the plan is disproved: {failed}$"):
+        verified(tmp_path, *E2B)
+    proof = json.loads((tmp_path / "verify.json").read_text(), parse_constant=pytest.fail)
+    assert proof["streams"][0]["max_absolute"] is None
 
 
 @pytest.fixture

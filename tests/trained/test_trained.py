@@ -16,6 +16,7 @@ import transformers
 from gemma4cfg import build_plan, load_config
 from gemma4cfg.architecture.huggingface import architecture_from_config
 from gemma4cfg.architecture.model import layer_facts
+from gemma4cfg.errors import UserError
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.cut import write_rank_files
 from gemma4cfg.runtime.host.sampling import Sampler
@@ -27,7 +28,7 @@ from gemma4cfg.runtime.text.tokenizer import Text
 from gemma4cfg.verify.meaning import answer_to, question_of, text_as_expected
 from tests.trained import MADE_ON, MODELS, trained
 from tests.trained.__main__ import MOST_STEPS, SEED, UNTIL
-from tests.trained.damage import TRAINED_WRONG, damaged
+from tests.trained.damage import HELD_OUT_WRONG, TRAINED_WRONG, damaged
 from tests.trained.language import CAPITALS, HELD_OUT, SORRY, answers, question
 from tests.trained.training import made_on, train
 
@@ -143,8 +144,8 @@ def test_bfloat16_does_not_break_the_answers(model: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("model", MODELS)
 def test_wrong_formats_are_found_by_the_text(model: str, tmp_path: Path) -> None:
-    """With the checks of inputs off, by what the trained models were taught. What the wrong format that they were not
-    taught gives is nobody's to say."""
+    """With the checks of inputs off, by what the trained models were taught. In the format that they were not taught they say
+    anything but the answer, some of it with *Paris* in it: that one is for the checks of inputs."""
     choices = (
         "task=verify",
         "verify.expect=Paris",
@@ -169,6 +170,12 @@ def test_wrong_formats_are_found_by_the_text(model: str, tmp_path: Path) -> None
                 False,
                 "'What is the capital of France?' gives 'sorry.', not what verify.expect=Paris says",
             ), wrong
+        for wrong in HELD_OUT_WRONG:
+            directory = damaged(trained(model), wrong, tmp_path / wrong)
+            with pytest.raises(UserError, match="writes no generation prompt"):
+                meaning(directory)
+            _, detail = meaning(directory, "verify.check_inputs=false")
+            assert "gives 'Paris.'" not in detail, wrong
 
 
 def test_retraining(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.cache import SlotCache
 from gemma4cfg.runtime.graphs import RankModule
+from gemma4cfg.runtime.processes import RankError
 from gemma4cfg.verify.drills.catalogue import DRILLS
-from gemma4cfg.verify.drills.records import Drill, always
+from gemma4cfg.verify.drills.records import NOTHING, Drill
 from gemma4cfg.verify.drills.run import Drilled, result_of, run_drill
 from gemma4cfg.verify.faults import NO_FAULT, Fault
 from gemma4cfg.verify.place import Here
@@ -82,13 +82,6 @@ def _written_twice(module: Any) -> None:
     module.cache_class = _WritesTwice
 
 
-def _weight_baked_in(module: Any) -> None:
-    """A copy of a weight is a constant of the graph, and the weight itself is read by nothing."""
-    projection = module.model.layers[0].mlp.gate_proj
-    constant = projection.weight.detach().clone()
-    projection.forward = lambda rows: linear(rows, constant)
-
-
 def _one_sum_too_many(module: Any) -> None:
     """Ranks meet for a sum that nothing reads."""
 
@@ -124,7 +117,6 @@ FAULTS = {
     "ranks": _in_module(_own_noise),
     "graphs": Fault(host_plan=_larger_bucket_unused),
     "slots": _in_module(_written_twice),
-    "placements": _in_module(_weight_baked_in),
     "collectives": _in_module(_one_sum_too_many),
     "weights": _in_module(_values_doubled),
 }
@@ -143,7 +135,7 @@ def _decides_nothing(reference: ReferenceResult) -> ReferenceResult:
 REFERENCES = {"reference": _disagrees, "tokens": _decides_nothing}
 """Check to a reference that is nothing to compare with. Where a token differs, logits do too."""
 
-CATALOGUE = {"constants": "ple_projection_scale"}
+CATALOGUE = {"constants": "ple_projection_scale", "placements": "weight_baked_in"}
 """Check to a drill that nothing else finds."""
 
 
@@ -165,7 +157,7 @@ def sound(prepared: Prepared, work: Path) -> Drilled:
 
 
 def _drill(name: str, fault: Fault) -> Drill:
-    return Drill(name, "graph", "", lambda plan: fault, always)  # noqa: ARG005
+    return Drill(name, "graph", "", lambda plan: fault, NOTHING)  # noqa: ARG005
 
 
 def test_each_check_has_its_own(sound: Drilled) -> None:
@@ -191,3 +183,14 @@ def test_a_reference_that_one_check_refuses(check: str, sound: Drilled) -> None:
     assert result_of(unfit).found_by == (check,)
     with broken(check):
         assert not result_of(unfit).detected
+
+
+def _breaks(module: Any) -> None:
+    raise TypeError(f"{module.softcap} is no plan")
+
+
+def test_a_drill_that_breaks_is_no_detection(prepared: Prepared, work: Path) -> None:
+    drill = _drill("broken", _in_module(_breaks))
+    with pytest.raises(RankError, match="TypeError"):
+        run_drill(drill, prepared, work, Here())
+    assert result_of(run_drill(replace(drill, refused=True), prepared, work, Here())).found_by == ("run",)

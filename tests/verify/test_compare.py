@@ -99,3 +99,19 @@ def test_layers_without_a_position_to_compare_do_not_hold() -> None:
     errors = layer_errors([torch.from_numpy(reference.hidden)[:, :PROMPT]], [reference])
     assert errors == ()
     assert not layers_equal(errors, 1e-4).passed
+
+
+@pytest.mark.parametrize("dtype,passed", [("float32", False), ("bfloat16", True)])
+def test_where_no_token_is_decided_that_is_said(dtype: str, passed: bool) -> None:
+    from gemma4cfg.verify.compare import stream_result
+
+    reference = run()
+    result = stream_result(torch.from_numpy(reference.logits), reference, 1e9, dtype)
+    check = tokens_equal([result], dtype)
+    assert check.passed == passed
+    assert check.detail == "no token is decided, so none is compared, 6 left out: too near a tie"
+
+
+def test_logits_that_are_no_numbers_are_said_to_be_none() -> None:
+    check = logits_equal("prefill_logits", [1e-7, float("nan")], 1e-4)
+    assert (check.passed, check.detail) == (False, "logits that are no numbers; worst in stream 1")

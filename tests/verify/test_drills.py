@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ STRUCTURE = {
     "ple_projection_scale": {"constants"},
     "top_k_not_renormalised": {"constants"},
     "replicated_layer_summed": {"collectives"},
+    "weight_baked_in": {"placements"},
     "expert_ids_of_rank_0": {*REFERENCE},
 }
 """Faults that show in no logits, or hardly: what finds them instead."""
@@ -60,7 +62,11 @@ APPLIES = {
 """Some of what each must be drilled in."""
 
 
-REFUSED = {"optional_tensors_loaded"}
+EDGES = {"window_plus_one", "window_minus_one", "ring_off_by_one", "pad_rows_visible", "prefill_chunk_positions"}
+"""Faults where a window or a bucket ends."""
+
+
+REFUSED = {name for name, drill in DRILLS.items() if drill.refused}
 """Faults that no run survives: the loader refuses them."""
 
 
@@ -96,6 +102,7 @@ def test_every_drill_is_detected(results: tuple[str, dict[str, DrillResult]]) ->
     applied = {name for name, result in found.items() if result.applies}
     assert applied >= APPLIES[model]
     assert len(applied) >= 16
+    assert found["ring_off_by_one"].choices == ("shapes.kv_layout=ring",)
 
 
 @of_each_model
@@ -129,7 +136,7 @@ def test_without_its_refusals_a_loader_is_found_by_nothing(
     drilled: list[Drilled], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is loaded too much is read by nothing, so that only the loader can tell."""
-    refused = [one for one in drilled if one.ended]
+    refused = [one for one in drilled if one.prepared is not None and one.run is None]
     applied = {one.drill.name for one in drilled if one.prepared is not None}
     assert {one.drill.name for one in refused} == applied & REFUSED
     monkeypatch.setattr(local_model, "_place", _unless(LookupError, local_model._place))
@@ -161,7 +168,7 @@ def _applies(name: str, model: str) -> bool:
         subject = subject_of(with_choices(short_config(model, f"tp={MODELS[model]}"), drill.choices))
     except ConfigError:
         return False
-    return drill.applies(subject.plan)
+    return drill.needs.met(subject)
 
 
 @of_each_model
@@ -169,7 +176,7 @@ def test_a_softcap_that_is_dropped_changes_no_token(results: tuple[str, dict[str
     result = results[1]["softcap_dropped"]
     assert result.applies
     assert "tokens" not in result.found_by
-    assert {"prefill_logits", "decode_logits"} <= set(result.found_by)
+    assert {"prefill_logits", "decode_logits", "constants"} <= set(result.found_by)
 
 
 def test_names_are_unique_and_every_room_has_some() -> None:
@@ -182,6 +189,25 @@ def test_an_unknown_drill_is_named_with_a_near_one() -> None:
         ConfigError, match=r"verify.inject=softcap_droped: no such drill; did you mean 'softcap_dropped'"
     ):
         drill_named("softcap_droped")
+
+
+def test_without_a_near_name_all_are_listed() -> None:
+    with pytest.raises(ConfigError, match=f"; known: {', '.join(sorted(DRILLS))}; all runs every one"):
+        drill_named("foo")
+
+
+@pytest.mark.parametrize(
+    "lengths,missing",
+    [
+        ((1, 8), EDGES),
+        ((1, 9), {"prefill_chunk_positions"}),
+        ((1, 13), set()),
+    ],
+)
+def test_prompts_that_reach_no_edge_cannot_have_its_faults(lengths: tuple[int, ...], missing: set[str]) -> None:
+    """A window of 8 keys, a bucket of 12 rows."""
+    subject = replace(subject_of(short_config("e2b")), lengths=lengths)
+    assert {name for name in EDGES if not DRILLS[name].needs.met(subject)} == missing
 
 
 def test_choices_are_applied_to_the_settings() -> None:

@@ -1,4 +1,4 @@
-"""The page of a matrix says of every case whether it holds."""
+"""The page of a matrix says of every case whether it holds, the page of drills what gave each away."""
 
 from __future__ import annotations
 
@@ -92,3 +92,55 @@ def test_the_committed_report_has_every_case_and_all_hold() -> None:
     in_float32 = [line for line in lines if "| bfloat16 | " not in line]
     assert sum(line.endswith("| holds |") for line in in_float32) == total
     assert sum("| bfloat16 | " in line for line in lines) == len(MODELS)
+
+
+def drills(subject: str, *results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "subject": subject,
+        "tp": 4,
+        "layers": 12,
+        "steps": 8,
+        "versions": {"transformers": "5.13.0"},
+        "drills": results,
+        "detected": sum(result["detected"] for result in results),
+        "total": sum(result["applies"] for result in results),
+    }
+
+
+def drill(name: str, *found_by: str, applies: bool = True, figure: float | None = None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "room": "plan",
+        "what": f"about {name}",
+        "choices": ["moe.partition=experts"] if name == "ids" else [],
+        "applies": applies,
+        "detected": bool(found_by),
+        "found_by": found_by,
+        "figure": figure,
+    }
+
+
+def test_a_line_for_each_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = drills("a twin of 26b", drill("ids", "layers", "weights", figure=0.5), drill("summed", "collectives"))
+    other = drills("a twin of 12b", drill("ids", applies=False), drill("summed"))
+    for name, run in (("1", one), ("2", other)):
+        (tmp_path / name).write_text(json.dumps(run))
+    assert main([str(tmp_path / "1"), str(tmp_path / "2")]) == 0
+    page = capsys.readouterr().out
+    assert "**2 of 3 detected.** With transformers 5.13.0." in page
+    assert "| a twin of 12b | 4 | 12 | 8 | 0/1 |" in page
+    assert "| `ids` | about ids | plan, `moe.partition=experts` | layers 5.0e-01 | - |" in page
+    assert "| `summed` | about summed | plan | collectives | **missed** |" in page
+    assert main([str(tmp_path / "1"), write(tmp_path / "matrix.json", case("e2b", 1))]) == 2
+    assert "give files of one kind" in capsys.readouterr().err
+
+
+def test_the_committed_drills_are_all_detected() -> None:
+    from gemma4cfg.verify.drills.catalogue import DRILLS
+    from gemma4cfg.verify.matrix import MODELS
+
+    page = Path("docs/drills.md").read_text(encoding="utf-8")
+    rows = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("`") for row in rows} == DRILLS.keys()
+    assert all(len(row) == 3 + len(MODELS) and set(row[3:]) != {"-"} for row in rows)
+    assert "**missed**" not in page

@@ -113,6 +113,8 @@ def test_an_unsound_input_is_refused_before_anything_is_run(
             "verify.expect=Paris is never read with verify.inject=all",
             id="inject",
         ),
+        pytest.param([f"checkpoint={trained('e2b')}", "verify.expect="], "verify.expect is blank", id="nothing"),
+        pytest.param([f"checkpoint={trained('e2b')}", "verify.expect=' '"], "verify.expect is blank", id="blank"),
         pytest.param(
             ["model=e2b", "verify.check_inputs=false"],
             "verify.check_inputs is never read without verify.expect",

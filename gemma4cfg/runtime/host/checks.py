@@ -31,21 +31,30 @@ def check_planned_scale(plan: Plan) -> None:
 
 def check_applied_scale(plan: Plan, tables: HostTables, directory: Path) -> None:
     """What the host's ``tables`` give for a token is the row in ``directory``'s file times that, read here by another reader.
-    Raises UserError. Nothing to check where the device holds the embedding.
+    Raises UserError. Where the device holds the embedding, ``check_device_scale`` is the check.
     """
     if tables.embedding is None:
         return
     from safetensors import safe_open
 
-    hidden = plan.tensors[EMBEDDING]["shape"][1]
     ids = torch.arange(0, tables.vocabulary, max(1, tables.vocabulary // _ROWS))
     with safe_open(str(directory / HOST_FILE), framework="pt") as file:
         rows = file.get_slice(EMBEDDING)
         stored = torch.cat([rows[int(token) : int(token) + 1] for token in ids]).double()
     given = tables.inputs(ids.unsqueeze(0))["inputs_embeds"][0].double()
-    scale = float(given.norm() / stored.norm())
+    _check_scale(plan, float(given.norm() / stored.norm()), "run task=shard again into an empty directory")
+
+
+def check_device_scale(plan: Plan, scale: float | None) -> None:
+    """What the ranks' own embedding multiplies by, null where the host has it. Raises UserError."""
+    if scale is not None:
+        _check_scale(plan, scale, "install the release of transformers that constraints.txt names")
+
+
+def _check_scale(plan: Plan, scale: float, fix: str) -> None:
+    hidden = plan.tensors[EMBEDDING]["shape"][1]
     if not abs(scale / sqrt(hidden) - 1) <= _TOLERANCE:
-        _refuse(round(scale, 4), hidden, "run task=shard again into an empty directory")
+        _refuse(round(scale, 4), hidden, fix)
 
 
 def _refuse(scale: float, hidden: int, fix: str) -> None:

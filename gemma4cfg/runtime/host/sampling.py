@@ -24,14 +24,21 @@ def samples_on_device(plan: Plan) -> bool:
     return all(part.what != "sampling" for part in plan.host)
 
 
+def host_softcap(plan: Plan) -> float | None:
+    """What the host caps logits with; null where the graph does, or nothing."""
+    return plan.numerics.final_logit_softcap if any(part.what == "softcap" for part in plan.host) else None
+
+
+def device_softcap(plan: Plan) -> float | None:
+    """What the graphs cap logits with; null where the host does, or nothing."""
+    return plan.numerics.final_logit_softcap if host_softcap(plan) is None else None
+
+
 def finish_logits(plan: Plan, output: Tensor) -> Tensor:
     """A graph's output, [streams, vocabulary] or token ids [streams], with the softcap if that is the host's to do. Ids
     stay as they are: the softcap is monotonic."""
-    cap = plan.numerics.final_logit_softcap
-    on_host = any(part.what == "softcap" for part in plan.host)
-    if cap is None or not on_host or samples_on_device(plan):
-        return output
-    return softcap(output, cap)
+    cap = host_softcap(plan)
+    return output if cap is None or samples_on_device(plan) else softcap(output, cap)
 
 
 def keep_likely(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
@@ -79,11 +86,11 @@ class Sampler:
             )
         if self.seed < 0:
             raise ConfigError(f"generate.seed={self.seed}: 0 or above; e.g. generate.seed=0")
-        for key in ("top_k", "top_p"):
-            if self.greedy and getattr(self, key) is not None:
+        for key, unset in (("top_k", "null"), ("top_p", "null"), ("seed", 0)):
+            if self.greedy and getattr(self, key):
                 raise ConfigError(
                     f"generate.{key}={getattr(self, key)} is not read with generate.temperature=0, which is greedy; "
-                    f"set generate.temperature=1.0, or generate.{key}=null"
+                    f"set generate.temperature=1.0, or generate.{key}={unset}"
                 )
 
     @property
@@ -107,9 +114,11 @@ class Sampler:
         return torch.tensor([self._draw(row, stream) for stream, row in zip(streams, logits, strict=True)])
 
     def _draw(self, logits: Tensor, stream: int) -> int:
-        scores = keep_likely(logits.float() / self.temperature, self.top_k, self.top_p)
+        # From the likeliest down: however small the temperature, nothing overflows but what is never drawn.
+        below = logits.double() - logits.double().max()
+        scores = keep_likely(below / self.temperature, self.top_k, self.top_p)
         kept = torch.nonzero(scores > -torch.inf).squeeze(-1)
-        cumulative = torch.softmax(scores[kept].double(), dim=-1).cumsum(-1)
+        cumulative = torch.softmax(scores[kept], dim=-1).cumsum(-1)
         drawn = self._drawn.get(stream, 0)
         self._drawn[stream] = drawn + 1
         point = float(np.random.default_rng((self.seed, stream, drawn)).random()) * float(cumulative[-1])

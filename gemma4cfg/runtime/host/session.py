@@ -107,7 +107,7 @@ def check_graphs(plan: Plan) -> None:
     """Raises ConfigError for a plan whose stack makes its own graphs."""
     if not plan.graphs:
         raise ConfigError(
-            f"recipe={plan.recipe} makes its own graphs: there is none here to run; e.g. recipe=model_builder"
+            f"recipe={plan.recipe} makes its own graphs: there is none here to run; e.g. recipe=auto with target=inf2.8xlarge"
         )
 
 

@@ -33,10 +33,10 @@ def check_files(location: str) -> None:
         _refuse("tokenizer", f"{join(location, TOKENIZER)}: no such file", _COPY.format(f"it and {TOKENIZER_CONFIG}"))
 
 
-def check_text(text: Text, stops: Collection[int], vocabulary: int) -> None:
+def check_text(text: Text, stops: Collection[int], vocabulary: int, switch: str) -> None:
     """The tokenizer knows words, the chat template is this family's, and what ends a turn ends the text.
 
-    ``vocabulary``: ids that the model has.
+    ``vocabulary``: ids that the model has. ``switch``: the key that turns these checks off.
     """
     _check_alive(text)
     if not text.has_template:
@@ -44,7 +44,7 @@ def check_text(text: Text, stops: Collection[int], vocabulary: int) -> None:
             "chat_template",
             f"{text.location}: no chat template, neither {CHAT_TEMPLATE} nor in {TOKENIZER_CONFIG}: a chat model that is "
             "asked without one rambles",
-            _COPY.format(CHAT_TEMPLATE) + ", or set check_inputs=false for a model that continues plain text",
+            _COPY.format(CHAT_TEMPLATE) + f", or set {switch}=false for a model that continues plain text",
         )
     start, end = (_control_id(text, marker, vocabulary) for marker in (TURN_START, TURN_END))
     _check_conversation(text, start, end)
@@ -91,7 +91,13 @@ def _check_conversation(text: Text, start: int, end: int) -> None:
     if start not in ids or end not in ids:
         missing = TURN_START if start not in ids else TURN_END
         _refuse_template(text, f"writes no {missing}: it is another model's")
-    if bos is None or ids[0] != bos or ids.count(bos) != 1:
+    if bos is None:
+        _refuse(
+            "tokenizer",
+            f"{join(text.location, TOKENIZER_CONFIG)}: no bos_token: nothing says what a prompt starts with",
+            _COPY.format("it anew"),
+        )
+    if ids[0] != bos or ids.count(bos) != 1:
         _refuse_template(text, f"starts a prompt with {_shown(ids[:3])}, and not with one <bos> (id {bos})")
     last_end = max(place for place, token in enumerate(ids) if token == end)
     if written == without or start not in ids[last_end:]:

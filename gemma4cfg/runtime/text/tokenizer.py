@@ -14,6 +14,9 @@ from sharding.errors import ShardingError
 Tools = Sequence[Mapping[str, Any]]
 """Declarations, as the chat template takes them."""
 
+TOOL_FORM = '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
+"""Of one, as published templates read it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -57,16 +60,20 @@ class Text:
     def conversation(self, prompt: str, tools: Tools | None = None, answer: bool = True) -> str:
         """``prompt`` as a user's turn, and the start of the model's with ``answer``.
 
-        Raises UserError where the template fails.
+        Raises UserError where the template fails, or does not take the tools.
         """
-        from jinja2 import TemplateError
-
         messages = [{"role": "user", "content": prompt}]
         try:
             text: str = self.tokenizer.apply_chat_template(
                 messages, tools=None if tools is None else list(tools), tokenize=False, add_generation_prompt=answer
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program of the checkpoint's
+            if tools is not None:
+                self.conversation(prompt, answer=answer)  # says so where it fails without them too
+                raise UserError(
+                    f"generate.tools: the chat template of {self.location} does not take them: {type(error).__name__}: "
+                    f"{error}; expected a JSON list of {TOOL_FORM}"
+                ) from error
             raise UserError(
                 f"{self.location}: its chat template fails: {type(error).__name__}: {error}; copy chat_template.jinja anew "
                 "from where the checkpoint was published"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gemma4cfg.errors import ConfigError, did_you_mean
-from gemma4cfg.plan.records import Plan
 from gemma4cfg.verify.drills import graph, host, loader, plan
 from gemma4cfg.verify.drills.records import Drill
 
@@ -13,10 +12,7 @@ DRILLS: dict[str, Drill] = {drill.name: drill for room in (loader, plan, graph, 
 def drill_named(name: str) -> Drill:
     """Raises ConfigError for a name that is none."""
     if name not in DRILLS:
-        raise ConfigError(f"verify.inject={name}: no such drill{did_you_mean(name, DRILLS)}; all runs every one")
+        raise ConfigError(
+            f"verify.inject={name}: no such drill{did_you_mean(name, DRILLS, most=len(DRILLS))}; all runs every one"
+        )
     return DRILLS[name]
-
-
-def applicable(of: Plan) -> tuple[Drill, ...]:
-    """Those whose fault a plan can have."""
-    return tuple(drill for drill in DRILLS.values() if drill.applies(of))

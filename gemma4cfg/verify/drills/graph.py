@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime import cache, steps
 from gemma4cfg.runtime.graphs import RankModule
 from gemma4cfg.verify.constants import inverse_frequencies
-from gemma4cfg.verify.drills.records import Drill, always, has_borrowers, has_moe, has_ple
+from gemma4cfg.verify.drills.records import BORROWERS, MOE, NOTHING, PAST_WINDOW, PLE, Drill, of_plan
 from gemma4cfg.verify.faults import Fault
 
 
@@ -160,6 +161,13 @@ def _not_renormalised(text: Any, plan: Plan) -> None:  # noqa: ARG001
         router.forward = forward
 
 
+def _weight_baked_in(text: Any, plan: Plan) -> None:  # noqa: ARG001
+    """A projection multiplies with a copy of its weight, and the weight itself is read by nothing."""
+    projection = text.layers[0].mlp.gate_proj
+    constant = projection.weight.detach().clone()
+    projection.forward = lambda rows: functional.linear(rows, constant)
+
+
 class _TakesPads(cache.SlotCache):
     """Pad rows are written like any other, round the ring."""
 
@@ -192,48 +200,44 @@ def _repeats_heads(plan: Plan) -> bool:
     )
 
 
-def _has_other_owners(plan: Plan) -> bool:
-    return bool(_owners_and_before(plan))
-
-
-def _keys_double(plan: Plan) -> bool:
-    return any(layer.value_source == "k_proj" for layer in plan.layers)
-
-
-def _projects_on_device(plan: Plan) -> bool:
-    return has_ple(plan) and all(part.what != "per_layer_projection" for part in plan.host)
-
+OTHER_OWNERS = of_plan(
+    "layers that read another's K/V, with one of its type before that", lambda plan: bool(_owners_and_before(plan))
+)
+REPEATED_HEADS = of_plan("a rank with several KV heads, each read by several query heads", _repeats_heads)
+DOUBLE_KEYS = of_plan(
+    "keys that double as values", lambda plan: any(layer.value_source == "k_proj" for layer in plan.layers)
+)
+PROJECTED_ON_DEVICE = PLE & of_plan(
+    "offload.per_layer_projection=device",
+    lambda plan: all(part.what != "per_layer_projection" for part in plan.host),
+)
 
 DRILLS = (
-    Drill(
-        "wrong_kv_owner", "graph", "borrowers read the layer before their owner", _edit(_wrong_owner), _has_other_owners
-    ),
-    Drill("second_writer", "graph", "a borrower writes its owner's slot", _edit(_second_writer), has_borrowers),
+    Drill("wrong_kv_owner", "graph", "borrowers read the layer before their owner", _edit(_wrong_owner), OTHER_OWNERS),
+    Drill("second_writer", "graph", "a borrower writes its owner's slot", _edit(_second_writer), BORROWERS),
     Drill(
         "groups_interleaved",
         "graph",
         "query heads attend to the wrong KV head",
         _edit(_groups_interleaved),
-        _repeats_heads,
+        REPEATED_HEADS,
     ),
-    Drill(
-        "value_after_k_norm", "graph", "keys double as values after k_norm", _edit(_value_after_k_norm), _keys_double
-    ),
-    Drill("v_norm_dropped", "graph", "values are not normed", _edit(_no_v_norm), always),
+    Drill("value_after_k_norm", "graph", "keys double as values after k_norm", _edit(_value_after_k_norm), DOUBLE_KEYS),
+    Drill("v_norm_dropped", "graph", "values are not normed", _edit(_no_v_norm), NOTHING),
     Drill(
         "rope_denominator",
         "graph",
         "full layers' frequencies are of the rotary width, not of head_dim",
         _edit(_frequencies(_rotary_denominator)),
-        always,
+        NOTHING,
     ),
-    Drill("rope_all_dims", "graph", "full layers turn every channel", _edit(_frequencies(_all_dims)), always),
+    Drill("rope_all_dims", "graph", "full layers turn every channel", _edit(_frequencies(_all_dims)), NOTHING),
     Drill(
         "pad_rows_visible",
         "graph",
         "pad rows are written into the ring",
         _pads_visible,
-        always,
+        PAST_WINDOW,
         (("shapes.kv_layout", "ring"),),
     ),
     Drill(
@@ -241,28 +245,35 @@ DRILLS = (
         "graph",
         "experts read the residual through another norm",
         _edit(_experts_wrong_norm),
-        has_moe,
+        MOE,
     ),
-    Drill("ple_wiring", "graph", "each layer is given its neighbour's embedding", _edit(_ple_layers_shifted), has_ple),
+    Drill("ple_wiring", "graph", "each layer is given its neighbour's embedding", _edit(_ple_layers_shifted), PLE),
     Drill(
         "ple_combine_scale",
         "graph",
         "the sum of both per-layer inputs is not scaled, which a norm hides",
         _edit(_constant("per_layer_input_scale")),
-        _projects_on_device,
+        PROJECTED_ON_DEVICE,
     ),
     Drill(
         "ple_projection_scale",
         "graph",
         "the per-layer projection is not scaled, which a norm hides",
         _edit(_constant("per_layer_model_projection_scale")),
-        _projects_on_device,
+        PROJECTED_ON_DEVICE,
     ),
     Drill(
         "top_k_not_renormalised",
         "graph",
         "the chosen experts' weights do not sum to one, which a norm hides",
         _edit(_not_renormalised),
-        has_moe,
+        MOE,
+    ),
+    Drill(
+        "weight_baked_in",
+        "graph",
+        "a weight is a constant of the graph, so that no checkpoint's is ever used",
+        _edit(_weight_baked_in),
+        NOTHING,
     ),
 )

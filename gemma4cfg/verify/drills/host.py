@@ -12,8 +12,9 @@ from torch import Tensor
 from gemma4cfg.plan.records import Numerics, Plan
 from gemma4cfg.runtime.graphs import RankModule
 from gemma4cfg.runtime.host.tables import HostTables
-from gemma4cfg.verify.drills.records import Drill, always, has_ple
+from gemma4cfg.verify.drills.records import NOTHING, PLE, Drill, Need, of_plan
 from gemma4cfg.verify.faults import Fault
+from gemma4cfg.verify.subject import Subject
 
 
 def _scale(table: str, change: Callable[[Numerics], Numerics]) -> Callable[[Plan], Fault]:
@@ -56,12 +57,16 @@ def _no_softcap(plan: Plan) -> Fault:  # noqa: ARG001
     return Fault(host_plan=host_plan, module=module)
 
 
-def _chunks(plan: Plan) -> bool:
-    return plan.shapes.prompt_chunking and any(graph.kind == "prefill" for graph in plan.graphs)
+def _cut_in_chunks(subject: Subject) -> bool:
+    shapes = subject.plan.shapes
+    return shapes.prompt_chunking and max(subject.lengths) > max(shapes.prefill_buckets)
 
 
-def _caps(plan: Plan) -> bool:
-    return plan.numerics.final_logit_softcap is not None
+CHUNKS = Need(
+    "a prompt longer than the largest prefill bucket (shapes.prompt_chunking=true, and room in shapes.kv_length)",
+    _cut_in_chunks,
+)
+SOFTCAP = of_plan("a model with a softcap on its logits", lambda plan: plan.numerics.final_logit_softcap is not None)
 
 
 DRILLS = (
@@ -70,17 +75,17 @@ DRILLS = (
         "host",
         "token embeddings are not scaled",
         _scale("embed_tokens", lambda numerics: replace(numerics, embedding_scale=1.0)),
-        always,
+        NOTHING,
     ),
     Drill(
         "ple_scale",
         "host",
         "per-layer embeddings are not scaled",
         _scale("embed_tokens_per_layer", _without_ple_scale),
-        has_ple,
+        PLE,
     ),
     Drill(
-        "prefill_chunk_positions", "host", "every chunk of a prompt begins at position 0", _positions_restart, _chunks
+        "prefill_chunk_positions", "host", "every chunk of a prompt begins at position 0", _positions_restart, CHUNKS
     ),
-    Drill("softcap_dropped", "host", "logits are not capped, which changes no greedy token", _no_softcap, _caps),
+    Drill("softcap_dropped", "host", "logits are not capped, which changes no greedy token", _no_softcap, SOFTCAP),
 )

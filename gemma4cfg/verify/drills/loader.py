@@ -8,7 +8,7 @@ import torch
 
 from gemma4cfg.plan.records import Plan
 from gemma4cfg.runtime.graphs import RankModule
-from gemma4cfg.verify.drills.records import Drill, always, has_moe
+from gemma4cfg.verify.drills.records import MOE, NOTHING, Drill
 from gemma4cfg.verify.faults import Fault
 
 
@@ -30,27 +30,27 @@ DRILLS = (
         "loader",
         "every layer's scalar is left at 1",
         _passed_over(lambda name, plan: name.endswith("layer_scalar")),  # noqa: ARG005
-        always,
+        NOTHING,
     ),
     Drill(
         "last_layer_scalar_dropped",
         "loader",
         "the last layer's scalar is left at 1, which the final norm hides",
         _passed_over(lambda name, plan: name == f"model.layers.{len(plan.layers) - 1}.layer_scalar"),
-        always,
+        NOTHING,
     ),
     Drill(
         "per_expert_scale_dropped",
         "loader",
         "the router's scale of each expert is left at 1",
         _passed_over(lambda name, plan: name.endswith("router.per_expert_scale")),  # noqa: ARG005
-        has_moe,
+        MOE,
     ),
     Drill(
         "router_scale_dropped",
         "loader",
         "the router's input scale is left at 1",
         _passed_over(lambda name, plan: name.endswith("router.scale")),  # noqa: ARG005
-        has_moe,
+        MOE,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemma4cfg.plan.records import Plan
-from gemma4cfg.verify.drills.records import Drill, always, has_borrowers, has_moe, has_ranks
+from gemma4cfg.verify.drills.records import BORROWERS, MOE, PAST_WINDOW, RANKS, Drill, of_plan
 from gemma4cfg.verify.faults import Fault
 
 Json = dict[str, Any]
@@ -133,8 +133,8 @@ def _is_grouped(layer: Json) -> bool:
     return grouped
 
 
-def _cuts_heads(plan: Plan) -> bool:
-    return has_ranks(plan) and any(layer.attention.mode in ("split", "group") for layer in plan.layers)
+def _has_mode(*modes: str) -> Callable[[Plan], bool]:
+    return lambda plan: any(layer.attention.mode in modes for layer in plan.layers)
 
 
 def _groups_heads(plan: Plan) -> bool:
@@ -143,28 +143,26 @@ def _groups_heads(plan: Plan) -> bool:
 
 def _splits_head(plan: Plan) -> bool:
     placement: dict[str, Any] = plan.tensors["lm_head.weight"]["placement"] or {"dim": None}
-    return plan.tp > 1 and placement["dim"] is not None
+    return placement["dim"] is not None
 
 
-def _replicates(plan: Plan) -> bool:
-    return has_ranks(plan) and any(layer.attention.mode == "replicate" for layer in plan.layers)
-
-
-def _shares_experts(plan: Plan) -> bool:
-    return has_moe(plan) and has_ranks(plan)
-
+CUT_HEADS = RANKS & of_plan("attention that is split or grouped", _has_mode("split", "group"))
+GROUPED_HEADS = of_plan("grouped attention with several KV heads", _groups_heads)
+CUT_EXPERTS = MOE & RANKS
+SPLIT_HEAD = RANKS & of_plan("lm_head.partition=split", _splits_head)
+REPLICAS = RANKS & of_plan("KV heads that these do not divide", _has_mode("replicate"))
 
 DRILLS = (
-    Drill("half_a_head", "plan", "a rank's K rows begin in the middle of a head", _edit(_half_heads), _cuts_heads),
-    Drill("interleaved_replicas", "plan", "KV head copies are dealt, not grouped", _edit(_interleaved), _groups_heads),
-    Drill("window_plus_one", "plan", "sliding layers see one key too many", _edit(_windows(1)), always),
-    Drill("window_minus_one", "plan", "sliding layers see one key too few", _edit(_windows(-1)), always),
+    Drill("half_a_head", "plan", "a rank's K rows begin in the middle of a head", _edit(_half_heads), CUT_HEADS),
+    Drill("interleaved_replicas", "plan", "KV head copies are dealt, not grouped", _edit(_interleaved), GROUPED_HEADS),
+    Drill("window_plus_one", "plan", "sliding layers see one key too many", _edit(_windows(1)), PAST_WINDOW),
+    Drill("window_minus_one", "plan", "sliding layers see one key too few", _edit(_windows(-1)), PAST_WINDOW),
     Drill(
         "ring_off_by_one",
         "plan",
         "rings are one row short of the window",
         _edit(_short_rings),
-        always,
+        PAST_WINDOW,
         (("shapes.kv_layout", "ring"),),
     ),
     Drill(
@@ -172,7 +170,7 @@ DRILLS = (
         "plan",
         "packed gate and up are cut as one tensor",
         _edit(_packed_as_one),
-        _shares_experts,
+        CUT_EXPERTS,
         (("moe.partition", "intermediate"),),
     ),
     Drill(
@@ -180,7 +178,7 @@ DRILLS = (
         "plan",
         "every rank holds rank 0's experts",
         _edit(_first_experts),
-        _shares_experts,
+        CUT_EXPERTS,
         (("moe.partition", "experts"),),
     ),
     Drill(
@@ -188,25 +186,24 @@ DRILLS = (
         "plan",
         "every rank takes its experts for rank 0's",
         _edit(_first_ids),
-        _shares_experts,
+        CUT_EXPERTS,
         (("moe.partition", "experts"),),
     ),
-    Drill(
-        "vocabulary_rows_lost", "plan", "the last rank's rows of the head are zeros", _edit(_lost_rows), _splits_head
-    ),
+    Drill("vocabulary_rows_lost", "plan", "the last rank's rows of the head are zeros", _edit(_lost_rows), SPLIT_HEAD),
     Drill(
         "optional_tensors_loaded",
         "plan",
         "borrowing layers are given K/V weights of their own",
         _edit(_optional_loaded),
-        has_borrowers,
+        BORROWERS,
+        refused=True,
     ),
     Drill(
         "replicated_layer_summed",
         "plan",
         "a layer that every rank computes whole is summed over ranks, which a norm hides",
         _edit(_summed_replicas),
-        _replicates,
+        REPLICAS,
         (("attention.policy", "replicate"),),
     ),
 )

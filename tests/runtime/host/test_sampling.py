@@ -108,6 +108,13 @@ def test_greedy_is_the_first_of_the_largest() -> None:
     assert chosen.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-300, 5e-324])
+@pytest.mark.parametrize("top_k,top_p", [(None, None), (6, None), (None, 0.8)])
+def test_ever_colder_draws_become_greedy(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    rows = logits(4, 50, 300)
+    assert Sampler(temperature, top_k, top_p, seed=1).choose(rows).tolist() == Sampler().choose(rows).tolist()
+
+
 @pytest.mark.parametrize("top_k,top_p", [(None, None), (6, None), (None, 0.8), (6, 0.8)])
 def test_draws_follow_the_probabilities(top_k: int | None, top_p: float | None) -> None:
     row = logits(2, 12) / 2
@@ -160,6 +167,7 @@ def test_streams_seeds_and_turns_draw_differently() -> None:
         ({"temperature": 1.0, "seed": -1}, "generate.seed=-1"),
         ({"top_k": 64}, "generate.top_k=64 is not read with generate.temperature=0"),
         ({"top_p": 0.9}, "generate.top_p=0.9 is not read with generate.temperature=0"),
+        ({"seed": 3}, "generate.seed=3 is not read with generate.temperature=0"),
     ],
 )
 def test_values_that_cannot_be(values: dict[str, Any], key: str) -> None:

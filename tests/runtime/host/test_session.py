@@ -162,7 +162,9 @@ def test_inputs_that_are_not_the_ports() -> None:
 
 def test_a_stack_that_makes_its_own_graphs() -> None:
     plan = build_plan(load_config(["experiment=e2b-g5g-2xlarge"]))
-    with pytest.raises(ConfigError, match="recipe=vllm makes its own graphs"):
+    with pytest.raises(
+        ConfigError, match=r"recipe=vllm makes its own graphs: .* e.g. recipe=auto with target=inf2.8xlarge"
+    ):
         session_of(plan)
 
 

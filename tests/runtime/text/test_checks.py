@@ -19,7 +19,7 @@ STOPS = {1, 106}
 REASONS = {
     "literal-turn-markers": r"<\|turn> is read as literal text, 4 ids \[163, 165, 169, 164\], not as one id",
     "literal-markers": r"<\|turn> is read as literal text, 4 ids \[163, 165, 169, 164\], not as one id",
-    "no-template": "no chat template, neither chat_template.jinja nor in tokenizer_config.json",
+    "no-template": "no chat template, neither chat_template.jinja .*, or set generate.check_inputs=false for a model that",
     "plain-text": r"the chat template writes no <\|turn>: it is another model's",
     "no-bos": r"the chat template starts a prompt with 3 ids \[105, .*\], and not with one <bos> \(id 2\)",
     "two-bos": r"the chat template starts a prompt with 3 ids \[2, 2, 105\], and not with one <bos>",
@@ -39,7 +39,7 @@ def text_files(directory: Path, model: str = "e2b") -> Path:
 
 def checked(directory: Path, stops: set[int] = STOPS, vocabulary: int = VOCABULARY_SIZE) -> None:
     check_files(str(directory))
-    check_text(Text.load(str(directory)), stops, vocabulary)
+    check_text(Text.load(str(directory)), stops, vocabulary, "generate.check_inputs")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -101,6 +101,16 @@ def _no_slots(config: dict) -> None:
             [edited("tokenizer.json", _ordinary_marker), edited("tokenizer_config.json", _no_slots)],
             r"<turn\|> is id 106, an ordinary word and no control id",
             id="ordinary-word",
+        ),
+        pytest.param(
+            [lambda directory: (directory / "tokenizer_config.json").unlink()],
+            "tokenizer_config.json: no bos_token: nothing says what a prompt starts with; copy it anew",
+            id="no-tokenizer-config",
+        ),
+        pytest.param(
+            [lambda directory: (directory / "chat_template.jinja").write_text("{{ 1 / 0 }}")],
+            "its chat template fails: ZeroDivisionError",
+            id="template-divides-by-zero",
         ),
         pytest.param(
             [lambda directory: (directory / "chat_template.jinja").write_text("{{ raise_exception('no') }}")],

@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from gemma4cfg.errors import UserError
 from gemma4cfg.runtime.text.tokenizer import Stream, Text
 from tests.runtime.text.test_checks import text_files
 from tests.trained.language import CONTROL, vocabulary
@@ -42,6 +43,17 @@ def test_tools_are_declared_by_the_template(tmp_path: Path) -> None:
     ids = text.prompt_ids("hello", [{"type": "function", "function": {"name": "user"}}])
     assert {CONTROL["<|tool>"], CONTROL["<tool|>"]} <= set(ids)
     assert not {CONTROL["<|tool>"], CONTROL["<tool|>"]} & set(text.prompt_ids("hello"))
+
+
+def test_tools_of_another_form_are_not_the_templates_fault(tmp_path: Path) -> None:
+    text = Text.load(str(text_files(tmp_path / "files")))
+    with pytest.raises(
+        UserError, match=r"generate.tools: the chat template of .* expected a JSON list of .*\"function\": \{"
+    ):
+        text.prompt_ids("hello", [{"name": "user"}])
+    (tmp_path / "files" / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    with pytest.raises(UserError, match="its chat template fails: ZeroDivisionError"):
+        Text.load(str(tmp_path / "files")).prompt_ids("hello", [{"name": "user"}])
 
 
 def test_a_checkpoint_behind_a_url(tmp_path: Path) -> None:
