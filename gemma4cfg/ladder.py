@@ -16,6 +16,7 @@ from gemma4cfg.config.schema import Config
 from gemma4cfg.errors import ConfigError, PlanError, UserError
 from gemma4cfg.plan.records import Plan, Span
 from gemma4cfg.planner.build import build_plan
+from gemma4cfg.views.console import forgive_streams
 
 SMALLEST_BUCKET = 16
 MOST_BUCKETS = 4
@@ -160,4 +161,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    forgive_streams()
     sys.exit(main())

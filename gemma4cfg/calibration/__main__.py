@@ -13,6 +13,7 @@ from gemma4cfg.calibration.rows import not_expressible, published, read_rows
 from gemma4cfg.calibration.table import compare
 from gemma4cfg.config.target import Family
 from gemma4cfg.errors import UserError
+from gemma4cfg.views.console import forgive_streams
 
 
 def pages(more: Path | None = None) -> dict[str, str]:
@@ -48,4 +49,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    forgive_streams()
     sys.exit(main())

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gemma4cfg.views.console import forgive_streams
 from gemma4cfg.views.drills import drills_page
 from gemma4cfg.views.matrix import proof_page
 
@@ -53,4 +54,5 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    forgive_streams()
     sys.exit(main())

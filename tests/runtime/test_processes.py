@@ -204,6 +204,7 @@ class Unsendable:
 def program(connection: Connection) -> None:
     """A program with ranks, interrupted from outside."""
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         with RankProcesses(Worker, 3) as processes:
             connection.send(processes.call("pid"))
